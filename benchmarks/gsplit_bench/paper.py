@@ -9,7 +9,7 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -111,6 +111,9 @@ def paper(
         if len({path.stem for path in stores}) < len(stores):
             got = ", ".join(map(str, stores))
             raise InputError(explain("STORE...", "stores with different names", got, "rename them"))
+        if wrong := [path for path in stores if path.stem.endswith(EDGE_SUFFIX)]:
+            expected = f"names that do not end in {EDGE_SUFFIX}, as those of partitions by edges do"
+            raise InputError(explain("STORE...", expected, wrong[0], "rename it"))
         out.mkdir(parents=True, exist_ok=True)
         _check_settings(
             out, {"stores": [str(path.resolve()) for path in stores], "ranks": ranks, "device": device, "quick": quick}
@@ -164,9 +167,11 @@ class _Run:
 
     def _measure(self, name: str, *objectives: str) -> None:
         file = self._out / f"{name}.json"
-        if file.exists() and not json.loads(file.read_text())["failures"]:
-            return
         study = self._studies[name]
+        if file.exists():
+            found = json.loads(file.read_text())
+            if not found["failures"] and found["study"] == json.loads(json.dumps(asdict(study))):
+                return
         graphs = [
             self._partitioned(store, objective).path
             for store in self._stores

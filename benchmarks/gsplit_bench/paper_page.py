@@ -130,8 +130,8 @@ The paper's speed-ups, on its graphs and GPUs: {_speedups_of_the_paper()}."""
     if "table3-cache" in measured:
         caption = f"""Features on disk, and out of the page cache before every step; each rank caches the hottest {find_preset("main").cache:.0%} of all
 rows. GSplit and `data_cached`: an owner caches rows of its own, and reads the others once for all ranks. Quiver's cache: data
-parallelism in which a rank reads the caches of all ranks directly, and what they do not have from disk, as the other ranks do.
-`data`: every rank caches the same rows."""
+parallelism in which a rank reads the caches of all ranks directly, and what they do not have from the file, as the other ranks do.
+`data`: every rank caches the same rows. Ranks share the page cache, so the second rank that reads a row does not wait for the disk."""
         tables.append(_epoch_table(folder, caption, measured["table3-cache"].records))
     caption = "Seconds per step by stage, features in memory: the bars of Figure 3, for every system."
     named = [record.model_copy(update={"system": _NAMES.get(record.system, record.system)}) for record in records]
@@ -147,7 +147,7 @@ parallelism in which a rank reads the caches of all ranks directly, and what the
 
 def _name_edge(record: TrainRecord) -> TrainRecord:
     """The record of a store that was partitioned by edges, as that of the system Edge on the same graph."""
-    if not record.graph.endswith(EDGE_SUFFIX):
+    if record.partition != "edge":
         return record
     graph = record.graph.removesuffix(EDGE_SUFFIX)
     return record.model_copy(update={"graph": graph, "system": "Edge", "partition": "gsplit"})
@@ -238,8 +238,10 @@ def _ablation(name: str, bench: BenchTrain) -> Section:
         rows.append(cells)
     columns = ["graph", "model", "scenario", "GSplit: s per step (CPU)", *(_NAMES.get(each, each) for each in systems)]
     caption = "Seconds of the other systems over those of GSplit (CPU seconds of all ranks in brackets)."
-    picture = as_png(draw_ablation(bench.records, lambda system: _NAMES.get(system, system)))
-    pictures = [Picture(name, picture, "CPU seconds of the other systems over those of GSplit.")]
+    pictures = []
+    if systems:
+        picture = as_png(draw_ablation(bench.records, lambda system: _NAMES.get(system, system)))
+        pictures.append(Picture(name, picture, "CPU seconds of the other systems over those of GSplit."))
     if bench.counts:
         counted = "Counted per step, of the busiest rank."
         pictures.append(Picture(f"{name}-counted", as_png(draw_scaling(bench.counts)), counted))

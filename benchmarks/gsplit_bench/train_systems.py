@@ -32,8 +32,8 @@ _PAGE = 4096
 
 
 def is_ours(system: str) -> bool:
-    """Whether a system is a strategy of ours: all of those with the same sampler compute the same steps."""
-    return system not in PEERS
+    """Whether a system trains by our loader and trainer: all of those with the same sampler compute the same steps."""
+    return system == "quiver" or system not in PEERS
 
 
 def make_system(name: str, scenario: Scenario, store: Store, mesh: Mesh) -> System:
@@ -55,7 +55,9 @@ def _quiver(scenario: Scenario, store: Store, mesh: Mesh) -> System:
     """Data parallelism with a cache of Quiver's kind: the caches of all ranks are one, and misses are redundant.
 
     Quiver's GPUs read rows directly from the memory of the GPU that caches them. Here every rank has a copy of the
-    whole cache, which costs the memory of all, and reads what it does not have from disk, as the other ranks do.
+    whole cache, which costs the memory of all, and reads what it does not have from the file, as the other ranks do.
+    Two things cost less than on GPUs: rows of other ranks' caches cross no link, and a row that one rank has read from
+    disk is in the page cache for the others.
     """
     if scenario.features != "disk" or mesh.device.type != "cpu":
         got = f"features in {scenario.features}, on {mesh.device.type}"

@@ -48,7 +48,10 @@ def test_edge_and_quiver_are_compared_with_split_measured_beside_them(store: Sto
     (tmp_path / "tiny.gsplit").symlink_to(store.path)
     settings = {"stores": [str(tmp_path / "tiny.gsplit")], "device": "cpu"}
     (tmp_path / "settings.json").write_text(json.dumps(settings))
-    both = [record(graph, "sage", "split", 4, cost=cost) for graph, cost in (("tiny", 2.0), ("tiny-edge", 3.0))]
+    both = [
+        record("tiny", "sage", "split", 4, cost=2.0),
+        record("tiny-edge", "sage", "split", 4, cost=3.0, partition="edge"),
+    ]
     cached = [record("tiny", "sage", system, 4, cost=cost) for system, cost in (("split", 1.0), ("quiver", 4.0))]
     for name, records in (("table3", both[:1]), ("table3-edge", both), ("table3-cache", cached)):
         write(tmp_path / f"{name}.json", bench_document(records))
@@ -56,6 +59,22 @@ def test_edge_and_quiver_are_compared_with_split_measured_beside_them(store: Sto
     ends = {row.split(" | ")[2]: row.split(" | ")[-2:] for row in text.splitlines() if row.startswith("| tiny |")}
     assert ends["Edge"] == ["1.50x", "1.50x |"] and ends["Quiver's cache"] == ["4.00x", "4.00x |"]
     assert "each rank caches the hottest 10% of all" in text
+
+
+def test_an_ablation_that_failed_has_no_picture(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "settings.json").write_text(json.dumps({"stores": [str(store.path)], "device": "cpu"}))
+    write(tmp_path / "figure6a.json", bench_document([]) | {"failures": ["rank 1 ended"]})
+    page = write_paper(tmp_path, EXPERIMENTS, is_trial=False)
+    assert page.faults == ["figure6a: failed: rank 1 ended"]
+    assert "Figure 6a" in page.file.read_text() and not (tmp_path / "figure6a.png").exists()
+
+
+def test_layers_of_figure_6_are_in_order() -> None:
+    fanouts = [[5] * 4, [15] * 2, [15] * 3]
+    records = [record("tiny", "sage", name, 4, fanout=each) for each in fanouts for name in ("split", "dgl")]
+    figure = draw_ablation([TrainRecord.model_validate(found) for found in records], str.upper)
+    found = [label.get_text() for label in figure.axes[0].get_xticklabels()]
+    assert [text.count(",") for text in found] == [1, 2, 3], found
 
 
 def test_a_picture_of_figure_6_has_a_line_per_system_over_split() -> None:
@@ -144,4 +163,8 @@ def test_wrong_words_are_refused(store: Store, tmp_path: Path) -> None:
     assert result.exit_code == 2 and "--only: expected some of table1" in result.stderr
     result = CliRunner().invoke(app, [*words[:2], str(store.path), *words[2:]])
     assert result.exit_code == 2 and "stores with different names" in result.stderr
+    edge = tmp_path / "tiny-edge.gsplit"
+    edge.symlink_to(store.path)
+    result = CliRunner().invoke(app, ["paper", str(edge), *words[2:]])
+    assert result.exit_code == 2 and "names that do not end in -edge" in result.stderr
     assert not (tmp_path / "out").exists()

@@ -108,6 +108,8 @@ def test_quivers_cache_has_the_rows_of_all_ranks_and_its_misses_are_redundant(st
     for found_losses in losses.values():
         assert found_losses == pytest.approx(losses["quiver"], rel=1e-5)
     assert 0 < missed["split"] < missed["quiver"] < missed["data"]
+    whole = replace(scenario, cache=0.5)  # of two ranks: all rows
+    assert sum(rows for _, rows in run_ranks(cached_steps, 2, str(parted.path), whole, "quiver")) == 0
     with pytest.raises(gsplit.InputError, match="system quiver: expected features on disk.*got features in memory"):
         make_system("quiver", _scenario(store, "sage"), store, solo_mesh())
 
@@ -132,7 +134,8 @@ def test_without_dgl_it_is_said_how_to_get_it(store: Store, monkeypatch: pytest.
     monkeypatch.setattr(dgl_ddp, "find_spec", lambda name: None)
     with pytest.raises(gsplit.MissingDependencyError, match=r"system dgl: .* Fix: pip install --no-deps dgl==1.1.3"):
         make_system("dgl", _scenario(store, "sage"), store, solo_mesh())
-    assert not is_ours("dgl") and not is_ours("pyg") and not is_ours("p3") and is_ours("hybrid(1)")
+    systems = ("dgl", "pyg", "p3", "hybrid(1)", "quiver")
+    assert [name for name in systems if is_ours(name)] == ["hybrid(1)", "quiver"]
 
 
 def test_without_torch_sparse_it_is_said_how_to_get_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,10 +88,22 @@ def test_strategies_on_several_graphs_are_those_of_the_records() -> None:
         ratios = [_over_split(record, model, batch, system) for system in systems]
         cells = " | ".join(f"{two:.2f} / {four:.2f}" for two, four in ratios)
         assert f"| {words} | {cells} |" in page, cells
+    of_sage = [100 * (ratio - 1) for ratio in _over_split("training-main", "sage", 256, "data(owner)")]
+    said = f"{of_sage[0]:.0f} % more and {-of_sage[1]:.0f} % less"
+    assert f"[on four graphs](performance.md#strategy) {said}" in (ROOT / "docs" / "strategies.md").read_text(), said
+    assert f"on four graphs {said}" in _words(ROOT / "docs" / "faq.md"), said
     owner, hybrid = (_over_split("training-main", "gat", 1024, system) for system in systems[1:])
     within = max(abs(ratio - 1) for ratio in (*owner, *hybrid))
     said = f"for GAT at 1024, `split`, `data(owner)` and `hybrid(1)` are equal within {100 * within:.0f} %"
     assert said in _words(ROOT / "docs" / "strategies.md"), said
+
+
+def test_data_parallelism_by_owner_against_split_is_that_of_the_record() -> None:
+    records = [record for name in HOST for record in read_record(name)["records"] if record["ranks"] > 1]
+    cpu = {(each["graph"], each["model"], each["ranks"], each["system"]): each["cpu_s"]["median"] for each in records}
+    ratios = [cost / cpu[*key, "split"] for (*key, system), cost in cpu.items() if system == "data(owner)"]
+    said = f"At 1024 `split` or `data(owner)`, which takes {min(ratios):.2f} to {max(ratios):.2f} of its CPU time"
+    assert len(ratios) == 20 and said in (ROOT / "docs" / "strategies.md").read_text(), said
 
 
 def test_the_gain_by_the_allocator_is_that_of_the_records() -> None:
@@ -127,7 +139,9 @@ def test_attention_is_that_of_the_record() -> None:
     )
     times = sorted(map(float, (*layers, *layers2)))
     said = f"The layer is {times[0]} to {times[-1]} times as fast as PyG's on one core"
-    assert f"{said}, a whole step {step[0]} and {step2[0]} times" in _words(ROOT / "docs" / "performance.md"), said
+    assert step[2] == step2[2]
+    said += f", a whole step of GAT and GATv2 {step[0]} and {step2[0]} times on one rank, {step[2]} times on four"
+    assert said in _words(ROOT / "docs" / "performance.md"), said
 
 
 def test_sixty_four_ranks_are_those_of_the_record() -> None:

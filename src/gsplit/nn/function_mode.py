@@ -80,13 +80,21 @@ _INTERCEPTED = {F.dropout, F.batch_norm, *_MIXING, *_RANDOM, *_RANDOM_AT}
 
 
 class ForwardPassMode(TorchFunctionMode):
-    """Sends dropout and batch norm to a forward pass. ``frame``: the id of the frame that calls the model's forward."""
+    """Sends dropout and batch norm to a forward pass.
 
-    def __init__(self, forward_pass: ForwardPass, frame: int) -> None:
+    ``frame``: that which calls the model's forward. It holds the model's arguments until ``close``.
+    """
+
+    def __init__(self, forward_pass: ForwardPass, frame: FrameType) -> None:
         super().__init__()
         self._pass = forward_pass
-        self._frame = frame
+        self._frame: FrameType | None = frame
         self._is_suspended = False
+
+    def close(self) -> None:
+        """End the interception."""
+        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self._frame = None
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
@@ -123,7 +131,7 @@ class ForwardPassMode(TorchFunctionMode):
             if applied is not None:
                 return applied
             self._pass.restore_outputs(tree_leaves((args, kwargs)))
-        if function not in _INTERCEPTED or not _is_called_in(self._frame):
+        if function not in _INTERCEPTED or all(frame is not self._frame for frame in _frames()):
             return function(*args, **kwargs)
         if function is F.dropout:
             x, p, training, inplace = _dropout(*args, **kwargs)
@@ -158,10 +166,6 @@ def _frames() -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back
-
-
-def _is_called_in(called: int) -> bool:
-    return any(id(frame) == called for frame in _frames())
 
 
 def _refuse_checkpointing(what: str) -> None:

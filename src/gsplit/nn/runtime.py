@@ -191,7 +191,7 @@ class Runtime:
             if self._gradients is not None:
                 self._gradients.telemetry = batch.telemetry
             self._attach_status(model, batch, self.mesh)
-        mode = ForwardPassMode(forward_pass, id(sys._getframe(2)))  # which calls the hook, then the forward
+        mode = ForwardPassMode(forward_pass, sys._getframe(2))  # which calls the hook, then the forward
         forward_pass.interception = mode.resumed
         mode.__enter__()  # type: ignore[no-untyped-call]
         self._open[-1] = (forward_pass, mode)
@@ -233,7 +233,7 @@ class Runtime:
         """End a forward, also one that failed, or that was refused before it began."""
         opened = self._open.pop() if self._open else None
         if opened is not None:
-            opened[1].__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            opened[1].close()
             opened[0].close()
 
     def current(self) -> ForwardPass | None:

@@ -50,11 +50,16 @@ class Best:
     weights: dict[str, Tensor]
 
 
+@dataclass(init=False)
 class History:
     """The loss and the seconds of every step, and all evaluations.
 
     Arrays, in which a step takes 16 bytes: a training may have millions of steps. In lists it takes 80.
     """
+
+    losses: "array[float]"
+    step_seconds: "array[float]"
+    evaluations: list[Evaluation]
 
     def __init__(
         self,
@@ -65,6 +70,19 @@ class History:
         self.losses = array("d", losses)
         self.step_seconds = array("d", step_seconds)
         self.evaluations = list(evaluations)
+
+    def add(self, loss: float, seconds: float) -> None:
+        """Append a step. An array that numpy has a view of cannot grow, and is replaced by a copy."""
+        self.losses = _appended(self.losses, loss)
+        self.step_seconds = _appended(self.step_seconds, seconds)
+
+
+def _appended(values: "array[float]", value: float) -> "array[float]":
+    try:
+        values.append(value)
+    except BufferError:
+        return values + array("d", [value])
+    return values
 
 
 def _pack_history(history: History) -> dict[str, Any]:

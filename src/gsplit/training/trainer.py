@@ -111,8 +111,7 @@ class _StepsInFlight:
             loss = float(step.loss)
             self._steps.popleft()
             now = time.perf_counter()
-            self._history.losses.append(loss)
-            self._history.step_seconds.append(now - self._previous)
+            self._history.add(loss, now - self._previous)
             self._previous = now
             yield step
 
@@ -123,8 +122,7 @@ class _StepsInFlight:
                 loss = float(step.loss)
             except Exception:
                 loss = math.nan
-            self._history.losses.append(loss)
-            self._history.step_seconds.append(0.0)
+            self._history.add(loss, 0.0)
 
 
 def _check_scheduler(scheduler: object) -> None:

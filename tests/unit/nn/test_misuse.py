@@ -106,5 +106,8 @@ def test_an_interrupted_forward_leaves_torch_as_it_was() -> None:
     drawn = F.dropout(torch.ones(100))
     torch.manual_seed(0)
     assert drawn.equal(torch.nn.Dropout()(torch.ones(100)))
+    other = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout())
+    other.register_forward_hook(lambda *_: print(torch.rand(1)))  # so its frame is like that of the model
+    assert other(torch.ones(2, 4)).shape == (2, 4)
     model.interrupt = False
     assert model(batch.x, batch.edge_index).equal(want)

@@ -205,7 +205,11 @@ def test_a_step_takes_sixteen_bytes_of_the_history() -> None:
     assert state.history.losses.itemsize + state.history.step_seconds.itemsize == 16
     state.record_evaluation({"val": 0.5}, None, METRICS["accuracy"])
     packed = state.state_dict()["history"]
-    state.history.losses.append(0.5)  # the state is a copy
+    view = np.asarray(state.history.losses)  # with which an array cannot grow
+    state.history.add(0.5, 0.2)
+    assert state.history.losses.tolist() == [1 / 3] * 10 + [0.5] and view.tolist() == [1 / 3] * 10
+    assert state.history.step_seconds.tolist() == [0.1] * 10 + [0.2]
+    assert state.history == History([1 / 3] * 10 + [0.5], [0.1] * 10 + [0.2], state.history.evaluations)
     assert packed["losses"] == [1 / 3] * 10 and history_of({"history": packed}).step_seconds[9] == 0.1
     assert packed["evaluations"] == [{"epoch": 0, "num_steps": 10, "scores": {"val": 0.5}}]
 
