@@ -138,23 +138,23 @@ _HOST = ("host-sage", "host-sage-1m", "host-sage-1m-4", "host-others")
 MEASUREMENTS: tuple[Measurement, ...] = (
     _train(
         "host-sage",
-        14.5,
+        15,
         f"{{arxiv}} {{debian}} {{ego}} --preset host --models sage --systems 'split,data(owner),hybrid(1),{_PEERS}'",
     ),
     _train(
         "host-others",
-        6.5,
+        7,
         "{arxiv} {debian} --preset host --models gcn,gin,gat --ranks 2,4 --warm-up 5 --repeats 3 --steps 1"
         " --systems 'split,data(owner),dgl,pyg_our_sampler'",
     ),
     _train(
         "host-sage-1m",
-        12.5,
+        9.5,
         f"{{planted1m}} --preset host --models sage --ranks 1,2 --repeats 3 --systems 'split,data(owner),{_PEERS}'",
     ),
     _train(
         "host-sage-1m-4",
-        1.5,
+        2,
         "{planted1m} --preset host --models sage --ranks 4 --warm-up 5 --repeats 3 --steps 1"
         " --systems 'split,data(owner),dgl,pyg_our_sampler'",
     ),
@@ -168,7 +168,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     ),
     Measurement(
         "bare-loop",
-        2.5,
+        2,
         (f"{_BENCH} bare-loop {{arxiv}} --out {{out}} {{quick}}",),
         "--batches 1 --rounds 2 --models sage",
     ),
@@ -177,10 +177,10 @@ MEASUREMENTS: tuple[Measurement, ...] = (
         "exactness-tasks", 60, (f"{_BENCH} exactness-tasks --out {{out}} {{quick}}",), "--ranks 1 --task times"
     ),
     _loading(),
-    Measurement("resume", 15, (f"{_BENCH} resume --cost-store {{arxiv}} --out {{out}} {{quick}}",), "--quick"),
+    Measurement("resume", 5.5, (f"{_BENCH} resume --cost-store {{arxiv}} --out {{out}} {{quick}}",), "--quick"),
     Measurement(
         "sampling",
-        6,
+        3.5,
         (f"{_BENCH} sampling {{quick}} --json > {{out}}.json#runs[]",) * 3,
         "--vertices 1000 --edges 5000 --steps 1 --fanout 3 --batch-size 32",
     ),
@@ -192,7 +192,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     ),
     Measurement(
         "attention",
-        11,
+        10.5,
         (f"{_BENCH} attention --out {{out}} {{quick}}",),
         "--rounds 1 --steps 1 --ranks 1 --kinds gat --no-layers",
     ),
@@ -204,18 +204,18 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     ),
     _train(
         "crossover",
-        4,
+        4.5,
         "{arxiv} {debian} --preset crossover --models sage --warm-up 4 --repeats 3"
         " --systems 'split,data(owner),data,hybrid(1),split+labor'",
     ),
     _train(
         "training-main",
-        36,
+        16,
         f"{{arxiv}} {{debian}} {{ego}} {{planted1m}} --batch-size 256,1024 --ranks 2,4 --warm-up 8 --steps 1 --repeats 4 --systems '{_OURS}'",
     ),
     _train(
         "training-default-allocator",
-        14,
+        6,
         "{arxiv} {debian} {ego} --allocator default --ranks 2,4 --warm-up 8 --steps 1 --repeats 3 --systems split,dgl,pyg_our_sampler",
     ),
     Measurement(
@@ -228,18 +228,18 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     ),
     Measurement(
         "inference",
-        5,
+        3,
         (f"{_BENCH} inference {{arxiv_raw}} --work {{work}}/inference --out {{out}} {{quick}}",),
         "--steps 1",
     ),
     Measurement(
         "import",
-        10,
+        13,
         (f"{_BENCH} import-speed --billion --work {{work}}/import --out {{out}}",),
     ),
     Measurement(
         "typed-steps",
-        2,
+        1.5,
         tuple(
             f"{_BENCH} typed-steps --ranks {ranks} --steps 8 {{quick}} --json > {{out}}.json#rows[]" for ranks in (1, 2)
         ),

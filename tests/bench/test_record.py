@@ -122,8 +122,8 @@ def test_a_folder_is_continued_and_belongs_to_one_commit(tmp_path: Path, monkeyp
 
 def test_the_list_has_minutes_and_stores(tmp_path: Path) -> None:
     code, said = _record(tmp_path, "--list", "--only", "bare-loop,quality")
-    assert code == 0 and "bare-loop: 2.5 minutes; stores: arxiv; 1 rows of docs/measured.md" in said
-    assert "quality: ? minutes" in said and said.endswith("2.5 minutes, and 1 measurements of unknown length\n")
+    assert code == 0 and "bare-loop: 2 minutes; stores: arxiv; 1 rows of docs/measured.md" in said
+    assert "quality: ? minutes" in said and said.endswith("2 minutes, and 1 measurements of unknown length\n")
 
 
 def test_stores_are_made_once(tmp_path: Path) -> None:
