@@ -33,6 +33,7 @@ from torch import Tensor
 
 from gsplit.device.devices import AsyncHostCopy, StageClock
 from gsplit.errors import explain
+from gsplit.files.rotated import RotatedFile
 
 __all__ = ["Counter", "Gauge", "KEPT_SPANS", "Span", "StepRecord", "StepTelemetry", "Telemetry", "TimedSpan", "Value"]
 
@@ -78,6 +79,7 @@ _CPU = torch.device("cpu")
 
 KEPT_RECORDS = 1024
 KEPT_SPANS = 256  # per step; further spans are counted in its seconds only. A step of three layers has about 20
+_MAX_FILE_BYTES = 32 << 20  # about 20,000 steps; a run of weeks fills no disk
 
 
 class TimedSpan(NamedTuple):
@@ -238,14 +240,17 @@ class StepTelemetry:
 
 
 class Telemetry:
-    """The log of the steps of one rank. Use it as a context manager if it writes to a file."""
+    """The log of the steps of one rank. Use it as a context manager if it writes to a file.
+
+    A file of 32 MB becomes the older one (``files.rotated``), in place of that before it.
+    """
 
     def __init__(self, rank: int = 0, path: str | Path | None = None) -> None:
         self._rank = rank
         self.times_devices = path is not None
         """Whether times of stages on devices are read; a trainer with callbacks sets it."""
         self._cpu_mark = time.process_time()
-        self._stream = Path(path).open("a", buffering=1) if path is not None else None  # noqa: SIM115
+        self._stream = RotatedFile(Path(path), _MAX_FILE_BYTES) if path is not None else None
         self._records: deque[StepRecord] = deque(maxlen=KEPT_RECORDS)
         self._open: deque[tuple[StepTelemetry, float]] = deque()  # steps without a record, with their CPU time
 
@@ -298,7 +303,7 @@ class Telemetry:
             self._stream.write(line)
         except OSError as error:
             fix = "free space; the steps so far are kept, later ones are not written"
-            _LOG.warning(explain(self._stream.name, "room for telemetry", error.strerror, fix))
+            _LOG.warning(explain(self._stream.path, "room for telemetry", error.strerror, fix))
             self._drop_file()
 
     def _drop_file(self) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gsplit.errors import InputError, explain
+from gsplit.files.rotated import older_file
 from gsplit.files.untrusted import Expected, open_regular, read_bounded
 from gsplit.run.config import TrainSettings
 from gsplit.run.folder import history_path, load_run, telemetry_files
@@ -141,14 +142,17 @@ def read_run(folder: Path) -> Run:
 
 def _read_steps(path: Path) -> list[StepLine]:
     """The newest steps of a rank. A line that is cut off, such as the last of a killed run, is refused."""
-    newest: deque[tuple[int, str]] = deque(maxlen=_KEPT_STEPS)
-    try:
-        file = open_regular(path, follow=False)
-    except OSError as error:
-        raise InputError(explain(path, "telemetry of a run", error.strerror, "remove the file")) from None
-    with os.fdopen(file, errors="replace") as stream:
-        number = 0
-        while line := stream.readline(_MAX_LINE_BYTES):
-            number += 1
-            newest.append((number, line))
-    return [parse_document(StepLine, line, f"{path}, line {number}") for number, line in newest]
+    newest: deque[tuple[str, str]] = deque(maxlen=_KEPT_STEPS)
+    for each in (older_file(path), path):
+        try:
+            file = open_regular(each, follow=False)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise InputError(explain(each, "telemetry of a run", error.strerror, "remove the file")) from None
+        with os.fdopen(file, errors="replace") as stream:
+            number = 0
+            while line := stream.readline(_MAX_LINE_BYTES):
+                number += 1
+                newest.append((f"{each}, line {number}", line))
+    return [parse_document(StepLine, line, where) for where, line in newest]

@@ -5,7 +5,7 @@
     RUN/1/settings.json             settings, and the sizes of the model's input and output
     RUN/1/weights.safetensors       the state dict
     RUN/1/history.json              loss and seconds of every step, scores of every evaluation
-    RUN/1/steps-rank-R.jsonl        telemetry, one line per step
+    RUN/1/steps-rank-R.jsonl        telemetry, one line per step; older steps are in steps-rank-R.jsonl.1
     RUN/1/checkpoints/              states to resume from
 
 Each training writes to a numbered folder of its own. When it is complete, ``current`` is replaced and the older folders
@@ -126,8 +126,12 @@ def telemetry_path(run: Path, rank: int) -> Path:
 
 
 def telemetry_files(run: Path) -> list[Path]:
-    """The telemetry of a finished run, one file per rank."""
+    """The telemetry of a finished run, one file per rank; ``older_file`` has the steps before those."""
     return sorted(finished_folder(run).glob("steps-rank-*.jsonl"))
+
+
+def _list_telemetry(training: Path) -> list[Path]:
+    return [path for ending in ("jsonl", "jsonl.1") for path in training.glob(f"steps-rank-*.{ending}")]
 
 
 def history_path(run: Path) -> Path:
@@ -231,7 +235,7 @@ def continue_run(run: Path, position: tuple[int, int]) -> None:
         raise InputError(explain(checkpoint_folder(training), "a folder", got, "put the folder itself there"))
     if training == finished_folder(run):
         training = _new_training(run, lambda folder: _link_training(training, folder))
-    for path in training.glob("steps-rank-*.jsonl"):
+    for path in _list_telemetry(training):
         with _open_own(path) as stream:
             lines = iter(partial(stream.readline, _MAX_LINE_BYTES), b"")
             write_atomic(path, (line for line in lines if _is_before(line, position)))
@@ -240,7 +244,7 @@ def continue_run(run: Path, position: tuple[int, int]) -> None:
 def _link_training(source: Path, folder: Path) -> None:
     """Put the files that a training continues from into a new folder. They are never changed in place: links do."""
     checkpoint_folder(folder).mkdir()
-    for path in (source / _SETTINGS, *source.glob("steps-rank-*.jsonl")):
+    for path in (source / _SETTINGS, *_list_telemetry(source)):
         _link_or_copy(path, folder / path.name)
     for path in list_checkpoints(checkpoint_folder(source)):
         _link_or_copy(path, checkpoint_folder(folder) / path.name)

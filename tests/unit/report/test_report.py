@@ -8,9 +8,11 @@ import pytest
 from report_samples import PageLinks, save_run
 
 from gsplit.errors import InputError, MissingDependencyError
+from gsplit.files.rotated import older_file
 from gsplit.report.figures import draw_run
 from gsplit.report.page import run_sections, tabulate_runs, write_report
 from gsplit.report.reading import read_run
+from gsplit.run.folder import telemetry_files
 
 
 def test_a_run_has_its_sections_and_one_without_spans_no_timeline(tmp_path: Path) -> None:
@@ -63,6 +65,15 @@ def test_what_is_not_a_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="settings.json: expected the settings of a run"):
         write_report([tmp_path / "empty"], tmp_path / "r.html")
+
+
+def test_steps_of_the_older_file_of_a_rank_come_first(tmp_path: Path) -> None:
+    run = save_run(tmp_path / "run", ranks=1)
+    (path,) = telemetry_files(run)
+    lines = path.read_text().splitlines(keepends=True)
+    older_file(path).write_text("".join(lines[:3]))
+    path.write_text("".join(lines[3:]))
+    assert [line.step for line in read_run(run).steps[0]] == [0, 1, 2, 3]
 
 
 def test_a_damaged_line_of_telemetry_is_named(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from gsplit.errors import InputError
+from gsplit.files.rotated import older_file
 from gsplit.run.config import TrainSettings
 from gsplit.run.folder import (
     begin_run,
@@ -113,19 +114,25 @@ def _add_checkpoint(run: Path, step: int) -> Path:
     return checkpoint_path(checkpoint_folder(training_folder(run)), step)
 
 
+def _telemetry(path: Path) -> tuple[list[str], list[str]]:
+    """The lines of the older file and of this one."""
+    return older_file(path).read_text().splitlines(keepends=True), path.read_text().splitlines(keepends=True)
+
+
 def test_going_on_keeps_the_telemetry_before_the_checkpoint(tmp_path: Path) -> None:
     run = tmp_path / "run"
     begin_run(run)
     lines = [json.dumps({"epoch": epoch, "step": step}) + "\n" for epoch in (0, 1) for step in range(4)]
-    telemetry_path(run, 0).write_text("".join(lines) + '{"epoch": 2, "st')
+    telemetry_path(run, 0).write_text("".join(lines[5:]) + '{"epoch": 2, "st')
+    older_file(telemetry_path(run, 0)).write_text("".join(lines[:5]))
     checkpoint = _add_checkpoint(run, 6)
     continue_run(run, (1, 2))
-    assert telemetry_path(run, 0).read_text() == "".join(lines[:6])
+    assert _telemetry(telemetry_path(run, 0)) == (lines[:5], lines[5:6])
     finish_run(run, TrainSettings(), SHAPE, {}, History([1.0]))
     continue_run(run, (1, 0))  # once more: the finished one stays until this is finished, too
     assert latest_checkpoint(run) == run / "2" / "checkpoints" / checkpoint.name
-    assert telemetry_path(run, 0).read_text() == "".join(lines[:4])
-    assert telemetry_files(run)[0].read_text() == "".join(lines[:6])
+    assert _telemetry(telemetry_path(run, 0)) == (lines[:4], [])
+    assert _telemetry(telemetry_files(run)[0]) == (lines[:5], lines[5:6])
     finish_run(run, TrainSettings(), SHAPE, {}, History([1.0, 2.0]))
     assert sorted(path.name for path in run.iterdir()) == ["2", "current"]
 

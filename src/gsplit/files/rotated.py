@@ -1,0 +1,44 @@
+"""A log file of bounded size: the newest lines, and one older file."""
+
+import os
+import sys
+from pathlib import Path
+from typing import IO
+
+__all__ = ["RotatedFile", "older_file"]
+
+
+def older_file(path: Path) -> Path:
+    """The file with the lines before those of ``path``; it need not exist."""
+    return path.with_name(f"{path.name}.1")
+
+
+class RotatedFile:
+    """Appends lines. When they would take more than ``max_bytes``, the file becomes the older one and a new one begins.
+
+    What is not a regular file, such as a link or /dev/stdout, is never renamed.
+    """
+
+    def __init__(self, path: Path, max_bytes: int) -> None:
+        self.path = path
+        self._max_bytes = max_bytes
+        self._open()
+        if path.is_symlink() or not path.is_file():
+            self._max_bytes = sys.maxsize
+
+    def _open(self) -> None:
+        self._stream: IO[str] = self.path.open("a", buffering=1)
+        self._num_bytes = os.fstat(self._stream.fileno()).st_size
+
+    def write(self, line: str) -> None:
+        """Append an ASCII line."""
+        if self._num_bytes and self._num_bytes + len(line) > self._max_bytes:
+            self._stream.close()
+            self.path.replace(older_file(self.path))
+            self._open()
+        self._stream.write(line)
+        self._num_bytes += len(line)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._stream.close()
