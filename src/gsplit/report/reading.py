@@ -35,6 +35,7 @@ __all__ = [
 ]
 
 _MAX_BYTES = 32 << 20  # of a document
+_MAX_HISTORY_BYTES = 1 << 30  # 24 million steps
 _MAX_LINE_BYTES = 1 << 20  # of telemetry
 _KEPT_STEPS = 1024  # of every rank
 
@@ -107,10 +108,10 @@ class Run:
         return best(scores, default=None)
 
 
-def read_document(path: Path, expected: Expected) -> str:
+def read_document(path: Path, expected: Expected, max_bytes: int = _MAX_BYTES) -> str:
     """The text of a file of bounded size."""
     try:
-        return read_bounded(path, _MAX_BYTES, expected).decode()
+        return read_bounded(path, max_bytes, expected).decode()
     except UnicodeDecodeError:
         raise expected.refuse(path, "bytes that are not UTF-8") from None
 
@@ -135,7 +136,8 @@ def read_run(folder: Path) -> Run:
         lines = _read_steps(path)
         if lines:
             steps[lines[-1].rank] = lines
-    text = read_document(history, Expected("the history of a run", "train again with gsplit train --out"))
+    expected = Expected("the history of a run", "train again with gsplit train --out")
+    text = read_document(history, expected, _MAX_HISTORY_BYTES)
     losses = parse_document(RunHistory, text, history)
     return Run(name=folder.resolve().name, settings=settings, history=losses, steps=dict(sorted(steps.items())))
 

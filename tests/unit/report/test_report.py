@@ -12,7 +12,7 @@ from gsplit.files.rotated import older_file
 from gsplit.report.figures import draw_run
 from gsplit.report.page import run_sections, tabulate_runs, write_report
 from gsplit.report.reading import read_run
-from gsplit.run.folder import telemetry_files
+from gsplit.run.folder import history_path, telemetry_files
 
 
 def test_a_run_has_its_sections_and_one_without_spans_no_timeline(tmp_path: Path) -> None:
@@ -74,6 +74,13 @@ def test_steps_of_the_older_file_of_a_rank_come_first(tmp_path: Path) -> None:
     older_file(path).write_text("".join(lines[:3]))
     path.write_text("".join(lines[3:]))
     assert [line.step for line in read_run(run).steps[0]] == [0, 1, 2, 3]
+
+
+def test_the_history_of_a_million_steps_is_read(tmp_path: Path) -> None:
+    run = save_run(tmp_path / "run")
+    values = ", ".join(["0.3333333333333333"] * 1_000_000)
+    history_path(run).write_text(f'{{"losses": [{values}], "step_seconds": [{values}], "evaluations": []}}')
+    assert len(read_run(run).history.losses) == 1_000_000
 
 
 def test_a_damaged_line_of_telemetry_is_named(tmp_path: Path) -> None:
