@@ -33,6 +33,7 @@ from gsplit.sampling.neighbor import HostNeighborSampler
 from gsplit.sampling.targets import LocalTargets
 from gsplit.store.reader import Store
 from gsplit_bench.loading_runs import LoadingRun, run_loading
+from gsplit_bench.machine import current_commit
 
 __all__ = [
     "BUDGETS",
@@ -411,16 +412,15 @@ def _runs_lines(documents: Documents) -> list[str]:
 
 
 def record(arguments: Sequence[str]) -> None:
-    """Write the records of several documents, and their tables as Markdown."""
+    """Write the records of several documents, and their tables as Markdown; those without rows are left out."""
     parser = argparse.ArgumentParser("loading-record")
     parser.add_argument("out", type=Path, help="path without suffix, such as benchmarks/results/DATE-loading")
     parser.add_argument("documents", nargs="+", metavar="NAME=FILE")
     parser.add_argument("--batch-size", type=int, default=1024, help="of the partition: hits are predicted for it")
-    parser.add_argument("--commit", default="")
     given = parser.parse_args(arguments)
     pairs = [text.split("=", 1) for text in given.documents]
     documents: Documents = [(name, json.loads(Path(path).read_text())) for name, path in pairs]
-    documents_of_all = {"commit": given.commit, "documents": [{"graph": name, **doc} for name, doc in documents]}
+    documents_of_all = {"commit": current_commit(), "documents": [{"graph": name, **doc} for name, doc in documents]}
     given.out.with_suffix(".json").write_text(json.dumps(documents_of_all) + "\n")
     tables = {
         "Edges computed and rows loaded": _redundancy_lines([d for d in documents if not d[1].get("runs")]),
@@ -432,5 +432,6 @@ def record(arguments: Sequence[str]) -> None:
         ),
         "Real ranks, sampling and loading": _runs_lines(documents),
     }
-    text = "\n".join(line for title, lines in tables.items() for line in (f"## {title}", *lines, ""))
-    given.out.with_suffix(".tables.md").write_text(text)
+    parts = [["# Edges computed, rows loaded and hits of caches, counted", ""]]
+    parts += [[f"## {title}", *lines, ""] for title, lines in tables.items() if len(lines) > len(_head())]
+    given.out.with_suffix(".md").write_text("\n".join(line for part in parts for line in part))

@@ -256,6 +256,40 @@ def test_the_memory_of_the_soaks_is_that_of_the_records() -> None:
     assert f"grew by {before:.0f} MB per hour before the mending below, and by {after:.0f} MB after it" in page
 
 
+def test_what_loading_saves_is_that_of_the_record() -> None:
+    names = {"ego": "ego-twitter", "planted500k": "planted (synthetic), 0.5 M"}
+    names |= {f"planted{size}m": f"planted (synthetic), {size} M" for size in (1, 5)}
+    page = " ".join((DOCS / "loading.md").read_text().split())
+    documents = read_record("loading")["documents"]
+    of_partition = [document for document in documents if document["batch_size"] == 1024]
+    assert len(of_partition) == 6
+    for document in of_partition:
+        counted = {row["ranks"]: row for row in document["redundancy"]}
+        assert all(row[f"{what}_split_to_mini"] == 1.0 for row in counted.values() for what in ("edges", "rows"))
+        cells = [f"{counted[ranks][f'{what}_data_to_mini']:.2f}" for what in ("edges", "rows") for ranks in (2, 4, 16)]
+        assert f"| {names.get(document['graph'], document['graph'])} | {' | '.join(cells)} |" in page
+    hits = {
+        order: [
+            f"{100 * hit['measured']:.1f}"
+            for graph in ("arxiv", "debian", "ego", "planted500k", "planted1m", "planted5m")
+            for document in of_partition
+            for hit in document["hits"]
+            if (document["graph"], hit["ranks"], hit["order"], hit["budget"]) == (graph, 4, order, 0.25)
+        ]
+        for order in ("hot", "degree")
+    }
+    a, b, c, *planted = hits["hot"]
+    said = f"arxiv {a} %, debian {b} %, ego-twitter {c} %, planted 0.5 M, 1 M and 5 M"
+    said += f" {', '.join(planted[:2])} and {planted[2]} %;"
+    assert f"{said} by degree {', '.join(hits['degree'][:-1])} and {hits['degree'][-1]} %" in page
+    off = [100 * max(hit["most_off"] for hit in document["hits"]) for document in documents]
+    sizes = [document["batch_size"] for document in documents]
+    at_its_size, at_another = (max(x for x, size in zip(off, sizes, strict=True) if size == s) for s in (1024, 4096))
+    assert f"at most {at_its_size:.1f} points off" in page and f"up to {at_another:.0f} points off" in page
+    kept = [each["of_no_copies"] for one in of_partition for each in one["copies"] if each["budget"] == 0.1]
+    assert f"of 10 % of the graph's rows leave {min(kept):.2f} to {max(kept):.2f} of the" in page
+
+
 def test_exact_resume_is_that_of_the_record() -> None:
     found = read_record("resume")
     assert found["kills"]["largest_loss_difference"] == found["kills"]["largest_weight_difference"] == 0.0
