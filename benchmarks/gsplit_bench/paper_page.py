@@ -118,7 +118,7 @@ def _epochs(folder: Path, measured: Mapping[str, BenchTrain]) -> list[Section]:
     ranks = " or ".join(map(str, sorted({record.ranks for record in records})))
     text = f"""Seconds of an epoch on {ranks} ranks. S: sampling, with splitting. L: loading; rows read in place are read in FB. FB:
 forward, backward and optimizer. S, L and FB are means of the ranks, the total is that of the slowest. All are the median
-step times the steps of an epoch. Speed-up of GSplit: a system's total over GSplit's, and the same for the CPU seconds of all ranks,
+step times the steps of an epoch, each by itself, so stages need not sum to the total. Speed-up of GSplit: a system's total over GSplit's, and the same for the CPU seconds of all ranks,
 which are to be compared where ranks share cores. `data` and `data_cached` are GSplit's own data parallelism; with
 `data_cached` each input row is read by one rank and sent.
 

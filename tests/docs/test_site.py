@@ -217,6 +217,21 @@ def test_the_cost_of_watching_is_that_of_the_record() -> None:
     assert f"Comparing the {found['weights']:,} weights takes {100 * found['weights_share']:.2f} % of that step" in text
 
 
+def test_the_table_of_faults_is_that_of_the_record() -> None:
+    trials = read_record("faults")["records"]
+    assert all(trial["verdict"] == "ok" and trial["left"] == [] for trial in trials)
+    stopped, disagreed = (
+        [trial["seconds"] for trial in trials if word in trial["trial"]] for word in (": SIGSTOP", "mismatched")
+    )
+    others = [trial["seconds"] for trial in trials if trial["seconds"] not in stopped + disagreed]
+    loads = [trial["load"] for trial in trials]
+    page = " ".join((DOCS / "reliability.md").read_text().split())
+    assert f"{len(trials)} trials on two ranks" in page
+    assert f"within {max(others):.1f} s of the fault, within {max(stopped):.1f} s if a rank was stopped" in page
+    assert f"{min(disagreed):.1f} to {max(disagreed):.1f} s after the start of ranks that disagreed" in page
+    assert f"a load of {min(loads):.0f} to {max(loads):.0f})" in page
+
+
 @pytest.mark.parametrize("name, ranks", [("soak", "4 ranks"), ("soak-hosts", "two hosts")])
 def test_the_soaks_are_those_of_the_records(name: str, ranks: str) -> None:
     runs = read_record(name)["runs"]

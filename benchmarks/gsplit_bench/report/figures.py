@@ -308,7 +308,7 @@ def draw_ablation(records: Sequence[TrainRecord], label_of: Callable[[str], str]
                 )
             axes.axhline(1.0, color="black", linewidth=0.8)
             axes.set_xticks(range(len(mine)), [describe(key, names, ranks=vary_ranks) for key, _ in mine])
-            axes.set_ylim(bottom=0)
+            axes.set_ylim(0, 1.06 * axes.dataLim.y1)
             tidy(axes, f"{graph}, {model}")
         row[0].set_ylabel("CPU seconds / those of GSplit", fontsize=9)
     handles, labels = panels[0][0].get_legend_handles_labels()
