@@ -22,6 +22,7 @@ from gsplit_bench.train_study import PRESETS
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "paper.md").read_text()
 TEXT = " ".join(PAGE.split())
+ARXIV = ROOT / "benchmarks" / "results" / "2026-11-19-paper-arxiv"
 COMMANDS = json.loads((ROOT / "tests" / "assets" / "command_line.json").read_text())
 QUOTED = re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", PAGE, flags=re.DOTALL))
 
@@ -115,3 +116,36 @@ def test_a_name_that_does_not_exist_is_found() -> None:
     with pytest.raises(AttributeError):
         _find("gsplit.minibatch.split.sp_sample")
     assert _find("gsplit.NeighborLoader") is gsplit.NeighborLoader
+
+
+def _over_gsplit(name: str, system: str, **wanted: Any) -> str:
+    """CPU seconds of a system over those of split, SAGE and GAT, on the page of arxiv."""
+    records = json.loads((ARXIV / f"{name}.json").read_text())["records"]
+    chosen = [record for record in records if all(record[key] == value for key, value in wanted.items())]
+    found = {(record["model"], record["system"]): record["cpu_s"]["median"] for record in chosen}
+    assert len(found) == len(chosen)
+    return ", ".join(f"{found[model, system] / found[model, 'split']:.2f}" for model in ("sage", "gat"))
+
+
+def test_the_page_of_arxiv_says_what_its_documents_have() -> None:
+    said = "; ".join(
+        f"{words} {_over_gsplit(name, system)}"
+        for words, name, system in (
+            ("`data`", "table3", "data"),
+            ("DGL", "table3", "dgl"),
+            ("P3*", "table3", "p3"),
+            ("with features on disk Quiver's cache", "table3-cache", "quiver"),
+        )
+    )
+    assert f"(SAGE, GAT): {said}. With 4096 targets" in TEXT
+    large, small = (_over_gsplit("figure6d", "data", batch_size=size) for size in (4096, 256))
+    two_layers = _over_gsplit("figure6e", "data", fanout=[15, 15])
+    assert f"`data` takes {large}. With 256 targets it takes {small} and with two layers {two_layers}:" in TEXT
+    records = json.loads((ARXIV / "table3-edge.json").read_text())["records"]
+    seconds = {(record["model"], record["partition"]): record["cpu_s"]["median"] for record in records}
+    sage, gat = (f"{seconds[model, 'edge'] / seconds[model, 'gsplit']:.2f}" for model in ("sage", "gat"))
+    assert f"a step takes {sage} (SAGE) and {gat} (GAT) times the CPU seconds" in TEXT
+    page = (ARXIV / "paper.md").read_text()
+    assert "| arxiv | 4 | gsplit | 7.5% |" in page and "| arxiv | 4 | edge | 12.5% |" in page
+    assert all((ARXIV / picture).is_file() for picture in re.findall(r"\]\((.*?\.png)\)", page))
+    assert "- Not run: figure7." in page and "the package torch-sparse" in page

@@ -85,11 +85,12 @@ def system_label(record: TrainRecord) -> str:
 
 
 def group(records: Iterable[TrainRecord]) -> dict[Scenario, dict[str, TrainRecord]]:
-    """Records by scenario and system; of two of the same, the later one counts."""
+    """Records by scenario, few layers first, and system; of two of the same, the later one counts."""
     found: dict[Scenario, dict[str, TrainRecord]] = {}
     for record in records:
         found.setdefault(_scenario_of(record), {})[system_label(record)] = record
-    return dict(sorted(found.items()))
+    in_order = sorted(found, key=lambda each: (each.graph, each.model, each.ranks, len(each.fanout), each))
+    return {scenario: found[scenario] for scenario in in_order}
 
 
 def varying(scenarios: Sequence[Scenario]) -> list[str]:

@@ -294,7 +294,6 @@ def draw_ablation(records: Sequence[TrainRecord], label_of: Callable[[str], str]
     for row, graph in zip(panels, graphs, strict=True):
         for axes, model in zip(row, models, strict=True):
             mine = [(key, found) for key, found in scenarios.items() if (key.graph, key.model) == (graph, model)]
-            mine.sort(key=lambda each: len(each[0].fanout))  # layers; the rest stays in order
             for number, system in enumerate(systems):
                 ratios = [
                     (place, found[system].cpu_s.median / found["split"].cpu_s.median)
