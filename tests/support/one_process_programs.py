@@ -267,13 +267,13 @@ _BACKWARD = rf"{_GRADIENT} .*the gradients of the outputs of first are the first
 CASES = {
     "the model branches on the number of rows": Case(lambda: Net(CentreIfMany(64)), _OUTPUTS),
     "groups of consecutive rows are normalised": Case(lambda: Net(CentreGroups()), _OUTPUTS),
-    "a gate that is opened by an attribute before the first step": Case(
+    "a branch that mixes rows, switched on by an attribute before the first step": Case(
         lambda: Net(Gate()), _OUTPUTS, before=_open_gate
     ),
-    "a gate that is opened later, with `verify_every`": Case(
+    "the same, switched on later, with `verify_every`": Case(
         lambda: Net(Gate()), _OUTPUTS, before=_open_gate_later, verify_every=2
     ),
-    "a gate that is opened later, without `verify_every`": Case(lambda: Net(Gate()), None, before=_open_gate_later),
+    "the same, switched on later, without `verify_every`": Case(lambda: Net(Gate()), None, before=_open_gate_later),
     "a running mean kept as a plain attribute": Case(lambda: Net(RunningMean()), _OUTPUTS, before=_fast),
     "rows kept from the last call": Case(lambda: Net(RowState()), _OUTPUTS),
     "a layer chooses edges by the order of rows": Case(
@@ -295,7 +295,9 @@ CASES = {
     "a penalty kept by the model, beside `batch.mean`": Case(
         KeepingNet, "from batch.mean or batch.sum .got penalty, a value of this rank's rows", _beside
     ),
-    "a penalty of kept rows alone": Case(KeepingNet, "expected a loss from batch.mean or batch.sum", _only),
+    "a loss that is only a penalty on rows that the model has kept": Case(
+        KeepingNet, "expected a loss from batch.mean or batch.sum", _only
+    ),
     "a term of the outputs beside `batch.mean`": Case(Net, None, _of_outputs),
     "a branch on more rows than the small mini-batches have": Case(
         lambda: Net(CentreIfMany(300)), None, batch_size=300
