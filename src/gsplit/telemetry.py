@@ -242,7 +242,7 @@ class StepTelemetry:
 class Telemetry:
     """The log of the steps of one rank. Use it as a context manager if it writes to a file.
 
-    A file of 32 MB becomes the older one (``files.rotated``), in place of that before it.
+    When the file has 32 MB, it is renamed to PATH.1, which replaces the previous PATH.1.
     """
 
     def __init__(self, rank: int = 0, path: str | Path | None = None) -> None:

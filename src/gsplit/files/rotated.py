@@ -1,4 +1,4 @@
-"""A log file of bounded size: the newest lines, and one older file."""
+"""A log file of bounded size: PATH has the newest lines, and PATH.1 those before them."""
 
 import os
 import sys
@@ -9,14 +9,15 @@ __all__ = ["RotatedFile", "older_file"]
 
 
 def older_file(path: Path) -> Path:
-    """The file with the lines before those of ``path``; it need not exist."""
+    """PATH.1, with the lines before those of ``path``; it may not exist."""
     return path.with_name(f"{path.name}.1")
 
 
 class RotatedFile:
-    """Appends lines. When they would take more than ``max_bytes``, the file becomes the older one and a new one begins.
+    """Appends lines. A file that would have more than ``max_bytes`` is renamed to PATH.1, and a new one begins.
 
-    What is not a regular file, such as a link or /dev/stdout, is never renamed.
+    What is not a regular file, such as a link or /dev/stdout, is never renamed. logging's RotatingFileHandler renames
+    links, and prints an error of the disk instead of raising it.
     """
 
     def __init__(self, path: Path, max_bytes: int) -> None:
