@@ -7,8 +7,10 @@ ReLU that a fused layer has applied already (``fused_layers.Activation``) is lef
 A mode costs a Python call per torch function, so it is suspended in gsplit's own code, and in layers that run PyG's
 code only (``runs_pyg_code``), which neither drop nor draw.
 
-A KeyboardInterrupt in a forward leaves the mode on until the next forward, because torch calls no hooks then. Functions
-that are called outside of the forward's frame are therefore left alone.
+A KeyboardInterrupt in a forward leaves the mode on, because torch calls no hooks then. Functions that are called
+outside the forward's frame are therefore left alone, and the next forward of any wrapped model removes the mode. If
+there is a ``with`` of another mode around the interrupted forward, torch takes this mode off in its place, and the
+other stays.
 """
 
 import sys
@@ -21,14 +23,20 @@ import torch
 import torch.nn.functional as F
 import torch.utils.checkpoint
 from torch import Tensor
-from torch.overrides import TorchFunctionMode, _get_current_function_mode
+from torch.overrides import (
+    TorchFunctionMode,
+    _get_current_function_mode,
+    _get_current_function_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
 from torch.utils._pytree import tree_leaves
 
 from gsplit.errors import InputError, explain
 from gsplit.features.in_place import METADATA
 from gsplit.nn.forward_pass import ForwardPass
 
-__all__ = ["ForwardPassMode"]
+__all__ = ["ForwardPassMode", "remove_interrupted"]
 
 
 def _dropout(
@@ -93,8 +101,13 @@ class ForwardPassMode(TorchFunctionMode):
 
     def close(self) -> None:
         """End the interception."""
-        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        _remove([self])
         self._frame = None
+
+    @property
+    def is_in_forward(self) -> bool:
+        """Whether this thread is in the forward."""
+        return any(frame is self._frame for frame in _frames())
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
@@ -131,7 +144,7 @@ class ForwardPassMode(TorchFunctionMode):
             if applied is not None:
                 return applied
             self._pass.restore_outputs(tree_leaves((args, kwargs)))
-        if function not in _INTERCEPTED or all(frame is not self._frame for frame in _frames()):
+        if function not in _INTERCEPTED or not self.is_in_forward:
             return function(*args, **kwargs)
         if function is F.dropout:
             x, p, training, inplace = _dropout(*args, **kwargs)
@@ -158,6 +171,24 @@ class ForwardPassMode(TorchFunctionMode):
                 explain(f"{function.__name__} in the model", "no randomness of its own", "a draw from a generator", fix)
             )
         return function(*args, **kwargs)
+
+
+def remove_interrupted() -> None:
+    """Remove the modes of forwards that were interrupted in this thread."""
+    if modes := _get_current_function_mode_stack():  # type: ignore[no-untyped-call]
+        _remove([mode for mode in modes if isinstance(mode, ForwardPassMode) and not mode.is_in_forward])
+
+
+def _remove(modes: list[ForwardPassMode]) -> None:
+    """Take modes off this thread's stack; the others stay there in their order."""
+    stack = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    if not any(mode in modes for mode in stack):
+        return
+    for _ in stack:
+        _pop_mode()  # type: ignore[no-untyped-call]
+    for mode in stack:
+        if mode not in modes:
+            _push_mode(mode)  # type: ignore[no-untyped-call]
 
 
 def _frames() -> Iterator[FrameType]:

@@ -27,7 +27,7 @@ from gsplit.minibatch.typed_batch import TypedLinkBatch
 from gsplit.nn.calls import CallTemplate, LayerCall, template_of, tensors_of
 from gsplit.nn.forward_pass import ForwardPass
 from gsplit.nn.forward_plan import ForwardPlan, check_batch
-from gsplit.nn.function_mode import ForwardPassMode
+from gsplit.nn.function_mode import ForwardPassMode, remove_interrupted
 from gsplit.nn.gradients import GradientAverage
 from gsplit.nn.layers import layers_of
 from gsplit.nn.split_forward import SplitForward, install_forward, remove_forward
@@ -170,8 +170,9 @@ class Runtime:
 
     def open(self, model: Module, batch: Batch | None) -> None:
         """Begin a forward; with plain tensors (no batch) the model runs as if it were not wrapped."""
+        remove_interrupted()
         while self._open:
-            self.close()  # left by an interrupt
+            self.close()  # of an interrupted forward
         self._open.append(None)  # popped by ``close``, also if the rest of this function fails
         if batch is None:
             return
@@ -193,8 +194,8 @@ class Runtime:
             self._attach_status(model, batch, self.mesh)
         mode = ForwardPassMode(forward_pass, sys._getframe(2))  # which calls the hook, then the forward
         forward_pass.interception = mode.resumed
-        mode.__enter__()  # type: ignore[no-untyped-call]
         self._open[-1] = (forward_pass, mode)
+        mode.__enter__()  # type: ignore[no-untyped-call]
 
     def _attach_status(self, model: Module, batch: Batch, mesh: Mesh) -> None:
         """Attach train/eval state to the loss collective, where ranks compare it."""

@@ -1,12 +1,16 @@
 """What goes wrong with a wrapped model after wrapping is named, and does not spoil it."""
 
+import gc
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
 import torch.nn.functional as F
 from nn_models import CLASSES, Stack, make_batch, make_loader, sage, two_layers
 from torch import Tensor
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils.checkpoint import checkpoint
 
 from gsplit import InputError, parallelize
@@ -88,26 +92,85 @@ def test_a_forward_that_drops_now_and_then_is_refused() -> None:
         model(batch.x, batch.edge_index)
 
 
-def test_an_interrupted_forward_leaves_torch_as_it_was() -> None:
-    def forward(self: Any, x: Tensor, edge_index: Any) -> Tensor:
-        h = F.dropout(self.a(x, edge_index), 0.5, self.training)
-        if getattr(self, "interrupt", False):
-            raise KeyboardInterrupt
-        return self.b(h, edge_index)  # type: ignore[no-any-return]
+class _Counting(TorchFunctionMode):
+    """A mode of the user."""
 
-    model: Any = parallelize(Stack(forward, **two_layers()), solo_mesh())
-    batch = make_batch(2)
-    want = model(batch.x, batch.edge_index)
+    calls = 0
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += 1
+        return function(*args, **(kwargs or {}))
+
+
+def _interruptible(teacher: Any = None) -> Any:
+    """A wrapped model with dropout that a user interrupts while ``interrupt`` is set; it may call another one."""
+
+    def forward(self: Any, x: Tensor, edge_index: Any) -> Tensor:
+        if self.teachers:
+            with torch.no_grad():
+                self.teachers[0](x, edge_index)
+        h = F.dropout(self.a(x, edge_index), 0.5, self.training)
+        if self.interrupt:
+            raise KeyboardInterrupt
+        return F.dropout(self.b(h, edge_index), 0.5, self.training)
+
+    model: Any = Stack(forward, **two_layers())
+    model.interrupt, model.teachers = False, []
+    parallelize(model, solo_mesh())
+    model.teachers = [teacher] * (teacher is not None)  # a list: not a part of the model
+    return model
+
+
+def _interrupt(model: Any, batch: Any) -> None:
     model.interrupt = True
     with pytest.raises(KeyboardInterrupt):
         model(batch.x, batch.edge_index)
+    model.interrupt = False
+
+
+def test_an_interrupted_forward_leaves_torch_as_it_was() -> None:
+    model, batch = _interruptible(), make_batch(2)
+    want = model(batch.x, batch.edge_index)
+    _interrupt(model, batch)
     assert torch.rand(3).shape == (3,)  # as in the next cell of a notebook
     torch.manual_seed(0)
     drawn = F.dropout(torch.ones(100))
     torch.manual_seed(0)
     assert drawn.equal(torch.nn.Dropout()(torch.ones(100)))
-    other = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout())
-    other.register_forward_hook(lambda *_: print(torch.rand(1)))  # so its frame is like that of the model
-    assert other(torch.ones(2, 4)).shape == (2, 4)
-    model.interrupt = False
     assert model(batch.x, batch.edge_index).equal(want)
+    assert not _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    _interrupt(model, batch)
+    held = ref(model), ref(batch)
+    del model, batch
+    _interruptible()  # the cell that makes the model, again
+    gc.collect()
+    assert [found() for found in held] == [None, None]
+
+
+def test_an_interrupted_forward_leaves_modes_of_others() -> None:
+    teacher = _interruptible()
+    student, batch = _interruptible(teacher), make_batch(2)
+    want = student(batch.x, batch.edge_index)
+    _interrupt(teacher, batch)
+    assert student(batch.x, batch.edge_index).equal(want)
+    teacher.interrupt = True
+    with pytest.raises(KeyboardInterrupt):
+        student(batch.x, batch.edge_index)
+    teacher.interrupt = False
+    assert student(batch.x, batch.edge_index).equal(want)
+    _interrupt(student, batch)
+    with _Counting() as mode:
+        assert student(batch.x, batch.edge_index).equal(want)
+        before = mode.calls
+        torch.ones(2) + 1
+        assert mode.calls > before
+    assert not _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+
+
+def test_the_forward_after_an_interrupted_one_may_run_in_another_thread() -> None:
+    model, batch = _interruptible(), make_batch(2)
+    want = model(batch.x, batch.edge_index)
+    _interrupt(model, batch)
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(model, batch.x, batch.edge_index).result(60).equal(want)
+    assert model(batch.x, batch.edge_index).equal(want) and not _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
