@@ -4,6 +4,7 @@
 """
 
 import os
+import runpy
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -36,6 +37,10 @@ def test_damaged_inputs_are_read_or_refused(tmp_path: Path, name: str) -> None:
             assert finding is None, f"{name} {number}: {finding.what}"
             refusals += refused
     assert refusals > NUMBERS[name] // 10  # mutants are damaged, not only different
+
+
+def test_the_campaign_has_a_share_for_each_surface() -> None:
+    assert runpy.run_path(str(Path(__file__).with_name("campaign.py")))["SHARES"].keys() == SURFACES.keys()
 
 
 class _Wrong:
