@@ -17,7 +17,7 @@ class RotatedFile:
     """Appends lines. A file that would have more than ``max_bytes`` is renamed to PATH.1, and a new one begins.
 
     What is not a regular file, such as a link or /dev/stdout, is never renamed. logging's RotatingFileHandler renames
-    links, and prints an error of the disk instead of raising it.
+    links, and prints an error of the disk instead of raising it. Several objects of a thread may write to one path.
     """
 
     def __init__(self, path: Path, max_bytes: int) -> None:
@@ -34,8 +34,10 @@ class RotatedFile:
     def write(self, line: str) -> None:
         """Append an ASCII line."""
         if self._num_bytes and self._num_bytes + len(line) > self._max_bytes:
+            ours = os.fstat(self._stream.fileno())
             self._stream.close()
-            self.path.replace(older_file(self.path))
+            if self.path.exists() and os.path.samestat(ours, self.path.stat()):  # not renamed by another writer
+                self.path.replace(older_file(self.path))
             self._open()
         self._stream.write(line)
         self._num_bytes += len(line)

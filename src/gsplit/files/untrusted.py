@@ -69,7 +69,7 @@ def read_bounded(path: Path, limit: int, expected: Expected, *, follow: bool = T
     with os.fdopen(file, "rb") as stream:
         size = os.fstat(file).st_size
         try:
-            data = b"" if size > limit else stream.read(limit + 1)  # files in /proc have size 0
+            data = b"" if size > limit else stream.read((size or limit) + 1)  # files in /proc have size 0
         except OSError as error:
             raise expected.refuse(path, error.strerror) from None
     if max(size, len(data)) > limit:

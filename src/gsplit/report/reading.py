@@ -143,7 +143,7 @@ def read_run(folder: Path) -> Run:
 
 
 def _read_steps(path: Path) -> list[StepLine]:
-    """The newest steps of a rank. A line that is cut off, such as the last of a killed run, is refused."""
+    """The newest steps of a rank. A last line without an end, as a full disk leaves it, is left out."""
     newest: deque[tuple[str, str]] = deque(maxlen=_KEPT_STEPS)
     for each in (older_file(path), path):
         try:
@@ -156,5 +156,7 @@ def _read_steps(path: Path) -> list[StepLine]:
             number = 0
             while line := stream.readline(_MAX_LINE_BYTES):
                 number += 1
+                if line[-1] != "\n" and len(line) < _MAX_LINE_BYTES:
+                    break
                 newest.append((f"{each}, line {number}", line))
     return [parse_document(StepLine, line, where) for where, line in newest]

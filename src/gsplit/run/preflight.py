@@ -3,7 +3,7 @@
 What needs the model, the values of labels or the ranks is checked later, by ``run.choices`` and ``run.recipe``.
 """
 
-import importlib.util
+import importlib.machinery
 import runpy
 from pathlib import Path
 
@@ -39,32 +39,40 @@ __all__ = [
 
 def check_device(device: str | None) -> None:
     """Refuse devices of other names than cpu and cuda, and cuda with a torch that is built without it."""
-    kind = (device or "cpu").partition(":")[0]
-    if kind not in ("cpu", "cuda"):
+    if (device or "cpu").partition(":")[0] not in ("cpu", "cuda"):
         raise InputError(explain("device", "cpu or cuda", device, "choose one of these"))
-    found = importlib.util.find_spec("torch")
-    if kind == "cpu" or found is None or found.origin is None:
-        return
-    built = runpy.run_path(str(Path(found.origin).with_name("version.py")))
-    if built.get("cuda") is None and built.get("hip") is None:
+    if device is not None and device.startswith("cuda") and (version := _torch_for_cpus()):
         fix = "leave device out to train on the CPU, or install a torch with CUDA"
-        raise InputError(explain("device", "a torch that is built for GPUs", f"torch {built['__version__']}", fix))
+        raise InputError(explain("device", "a torch that is built for GPUs", f"torch {version}", fix))
+
+
+def _torch_for_cpus() -> str | None:
+    """The version of torch if it is built without CUDA and ROCm."""
+    found = importlib.machinery.PathFinder.find_spec("torch")
+    if found is None or found.origin is None:
+        return None
+    built = runpy.run_path(str(Path(found.origin).with_name("version.py")))
+    return built["__version__"] if built.get("cuda") is None and built.get("hip") is None else None
+
+
+def _on_cpus(device: str | None) -> bool:
+    """Whether a run is certain to be on CPUs. Without a device it is on GPUs where there are some."""
+    return device.startswith("cpu") if device is not None else _torch_for_cpus() is not None
 
 
 def check_precision(settings: TrainSettings, device: str | None) -> None:
     """Refuse tf32 on CPUs."""
-    if settings.precision == "tf32" and (device or "cpu").startswith("cpu"):
+    if settings.precision == "tf32" and _on_cpus(device):
         fix = "choose float32 or bf16, or train on GPUs"
         raise InputError(explain("precision", "GPUs for tf32", f"device {device or 'cpu'}", fix))
 
 
 def check_threads(settings: TrainSettings, device: str | None) -> None:
-    """Refuse more threads than batches that are prepared ahead; devices prepare two by default."""
-    prefetch = settings.prefetch
-    if prefetch is None:
-        prefetch = 0 if (device or "cpu").startswith("cpu") else 2
-    threads = settings.sampling_threads
-    if threads > 1 and prefetch < threads:
+    """Refuse more threads than batches that are prepared ahead, where their number is known before the run."""
+    prefetch, threads = settings.prefetch, settings.sampling_threads
+    if prefetch is None and _on_cpus(device):
+        prefetch = 0
+    if prefetch is not None and 1 < threads > prefetch:
         fix = f"add --prefetch {2 * threads}, or choose fewer threads"
         expected = "at least as many batches prepared ahead as threads"
         raise InputError(explain("--sampling-threads", expected, f"{threads} threads, --prefetch {prefetch}", fix))
@@ -87,6 +95,8 @@ def check_ranks(settings: TrainSettings, store: Store, num_ranks: int) -> None:
 def check_settings(settings: TrainSettings, store: Store) -> None:
     """Refuse samplers and sizes, and names of stored arrays, losses and metrics that do not fit the store."""
     DrawOptions(**settings.sampler_options)
+    if settings.patience is not None and settings.evaluate_every == 0:
+        raise InputError(explain("--patience", "evaluations", "--evaluate-every 0", "leave one of them out"))
     check_heads(settings.model, settings.hidden, settings.heads)
     sizes = {name: parse_bytes(getattr(settings, name), name) for name in ("cache", "copies")}
     if settings.device_cache != AUTO:

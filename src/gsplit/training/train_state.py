@@ -54,7 +54,8 @@ class Best:
 class History:
     """The loss and the seconds of every step, and all evaluations.
 
-    Arrays, in which a step takes 16 bytes: a training may have millions of steps. In lists it takes 80.
+    Arrays, in which a step takes 16 bytes: a training may have millions of steps. In lists it takes 80. Copy an array
+    that is given to torch.frombuffer: its memory moves when the array grows.
     """
 
     losses: "array[float]"

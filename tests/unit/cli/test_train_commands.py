@@ -266,6 +266,10 @@ def test_mistakes_are_said_once_before_ranks_start(store: Store, args: list[str]
             ["train", "--nproc", "2", "--strategy", "data", "--norm", "batch_norm"],
             "--norm batch_norm: expected each vertex computed on one rank .got --strategy data on 2 ranks",
         ),
+        (
+            ["train", "--patience", "3", "--evaluate-every", "0"],
+            "--patience: expected evaluations .got --evaluate-every",
+        ),
         (["train", "--cache", "much"], "cache: expected a size in bytes .got 'much'"),
         (["train", "--copies", "much"], "copies: expected a size in bytes .got 'much'"),
         (["train", "--device-cache", "much"], "device_cache: expected a size in bytes .got 'much'"),

@@ -32,6 +32,15 @@ def test_a_line_of_more_than_a_file_is_a_file(tmp_path: Path) -> None:
     assert (_lines(older_file(tmp_path / "log")), _lines(tmp_path / "log")) == (["one line"], ["another line"])
 
 
+def test_two_writers_of_a_path_lose_no_lines(tmp_path: Path) -> None:
+    first, second = (RotatedFile(tmp_path / "log", 50) for _ in range(2))
+    for number in range(18):
+        (first if number % 2 else second).write(f"{number:09}\n")
+    first.close()
+    second.close()
+    assert [int(line) for line in _lines(older_file(tmp_path / "log")) + _lines(tmp_path / "log")] == list(range(18))
+
+
 @pytest.mark.parametrize("kind", ["link", "pipe"])
 def test_what_is_not_a_regular_file_is_not_renamed(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "log"

@@ -85,8 +85,12 @@ def test_the_history_of_a_million_steps_is_read(tmp_path: Path) -> None:
 
 def test_a_damaged_line_of_telemetry_is_named(tmp_path: Path) -> None:
     run = save_run(tmp_path / "run")
+    want = read_run(run)
     with (run / "1" / "steps-rank-1.jsonl").open("a") as stream:
         stream.write('{"rank": 1, "epo')
+    assert read_run(run) == want  # written when the disk was full
+    with (run / "1" / "steps-rank-1.jsonl").open("a") as stream:
+        stream.write("\n")
     with pytest.raises(InputError, match="steps-rank-1.jsonl, line 5: .*Invalid JSON"):
         read_run(run)
 
