@@ -42,6 +42,7 @@ from gsplit.partitioning.settings import C_E, C_V, EPOCHS, TOLERANCE, PartitionS
 from gsplit.partitioning.solvers.run import anonymous_bytes, run_solver, solver_module
 from gsplit.partitioning.weighted_graph import WeightedGraph, open_weighted
 from gsplit.partitioning.weights import vertex_work, weigh
+from gsplit.run.folder import telemetry_path
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.store.reader import open_store
@@ -335,7 +336,7 @@ def train(work: Path) -> list[dict[str, Any]]:
             done = subprocess.run(
                 [*command, *options.split(), "--out", str(out)], capture_output=True, text=True, check=True
             )
-            records = [_records(out / f"steps-rank-{rank}.jsonl") for rank in range(4)]
+            records = [_records(telemetry_path(out, rank)) for rank in range(4)]
             cpu = np.array([[record["cpu_seconds"] for record in rank] for rank in records])
             sent = np.array([[record["counts"]["rows_sent"] for record in rank] for rank in records])
             inputs = np.array([[record["counts"]["input_rows"] for record in rank] for rank in records])

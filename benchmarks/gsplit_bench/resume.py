@@ -34,7 +34,7 @@ from torch_geometric.nn import GraphSAGE
 
 import gsplit
 from gsplit.distributed.comm.mesh import Mesh, solo_mesh
-from gsplit.run.folder import finished_folder, latest_checkpoint, training_folder
+from gsplit.run.folder import finished_folder, latest_checkpoint, telemetry_path
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.training.checkpoints.files import CheckpointManifest, CheckpointWriter, read_checkpoint, read_latest
@@ -124,7 +124,7 @@ def _run_to_the_end(store: Path, run: Path, steps: int) -> Any:
 
 
 def _num_lines(run: Path) -> int:
-    path = training_folder(run) / "steps-rank-0.jsonl"
+    path = telemetry_path(run, 0)
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 

@@ -76,7 +76,7 @@ def _one_process(kind: str, fanouts: str, first_step: int) -> TypedRun:
     return train_all(solo_mesh(), [TypedCase(kind, "split", 1, NAMED[fanouts], first_step=first_step)])[0]
 
 
-# every change: 3 ranks and 2 x 2 with the same cases; the record 2026-11-17-exactness-tasks has all meshes
+# every change: 3 ranks and 2 x 2 with the same cases; the record exactness-tasks has all meshes
 @pytest.mark.parametrize(
     "replicas, splits",
     [pytest.param(1, 2, marks=pytest.mark.weekly), (1, 3), pytest.param(1, 4, marks=pytest.mark.weekly), (2, 2)],

@@ -29,7 +29,7 @@ def _differ(one: TypedLinks, other: TypedLinks) -> float:
     return max([*losses, *(float(np.abs(a - b).max(initial=0.0)) for a, b in gradients)])
 
 
-# every change: 3 ranks and 2 x 2 with the same cases; the record 2026-11-17-exactness-tasks has all meshes
+# every change: 3 ranks and 2 x 2 with the same cases; the record exactness-tasks has all meshes
 @pytest.mark.parametrize("replicas, splits", [pytest.param(1, 2, marks=pytest.mark.weekly), (1, 3), (2, 2)])
 def test_pairs_of_types_equal_one_process(replicas: int, splits: int) -> None:
     cases = [(mode, strategy) for mode in NEGATIVES for strategy in STRATEGIES]
