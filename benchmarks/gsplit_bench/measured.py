@@ -222,7 +222,7 @@ def _partition_cost(solver: str) -> Callable[[Any], str]:
 
     def result(document: Any) -> str:
         (row,) = (row for row in document["cost"] if (row["graph"], row["solver"]) == ("concentrated", solver))
-        seconds = sum(row[f"{stage}_seconds"] for stage in ("presample", "weigh_and_solve", "renumber"))
+        seconds = sum(row[f"{stage}_seconds"] for stage in ("presample", "weigh_and_solve", "verify_and_renumber"))
         memory = row["peak_anonymous_bytes"] + row["solver_peak_bytes"]
         return f"{seconds / 60:.1f} minutes, {memory / 1e9:.1f} GB"
 

@@ -13,7 +13,7 @@
     python -m gsplit_bench partition-studies figure OUT.png NAME=RESULT.json ...
 
 WORK is a folder for stores; the real graphs are found through GSPLIT_TEST_DATA. How WORK/concentrated.gsplit is made stands in
-benchmarks/results/2026-11-15-partition.md.
+benchmarks/results/archive/2026-11-15-partition.md.
 """
 
 import argparse

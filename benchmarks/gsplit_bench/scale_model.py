@@ -167,7 +167,7 @@ def partition_bytes(edges: float, vertices: float, cores: int) -> float:
 
 def restream_points() -> list[tuple[float, float]]:
     """Entries of the weighted graph, and seconds of weighing and restreaming, on small planted graphs."""
-    runs = record("2026-11-15-partition")["memory"]
+    runs = record("archive/2026-11-15-partition")["memory"]
     return [(run["edges"], run["seconds_with_weighing"]) for run in runs if run["solver"] == "restream"]
 
 

@@ -575,7 +575,7 @@ def test_the_import_by_two_hosts_is_that_of_the_record() -> None:
 def test_steps_by_partition_are_those_of_the_record() -> None:
     runs = read_record("partition")["train"]
     steps = {
-        name: f"{median(run['cpu_seconds_per_step'] for run in runs if run['strategy'] == name):.2f}"
+        name: f"{median(run['cpu_seconds_per_step'] for run in runs if run['objective'] == name):.2f}"
         for name in ("gsplit", "edge", "random")
     }
     for page in (DOCS / "faq.md", DOCS / "performance.md"):
