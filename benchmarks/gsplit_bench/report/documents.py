@@ -13,7 +13,7 @@ from pydantic import Field, JsonValue
 
 from gsplit.errors import InputError, explain
 from gsplit.files.untrusted import Expected, parse_json
-from gsplit.report.reading import Amount, Document, Number, Run, Whole, parse_document, read_document, read_run
+from gsplit.report.reading import Amount, Document, Number, Run, Whole, parse_document, read_run, read_text
 
 __all__ = [
     "BenchPartition",
@@ -176,7 +176,7 @@ def read_material(paths: Sequence[Path]) -> Material:
         if path.is_dir():
             material.runs.append(read_run(path))
             continue
-        text = read_document(path, _DOCUMENT)
+        text = read_text(path, _DOCUMENT)
         kind = _kind(path, text)
         if kind == "bench train":
             material.benches.append(parse_document(BenchTrain, text, path))

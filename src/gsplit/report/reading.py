@@ -16,7 +16,7 @@ from gsplit.errors import InputError, explain
 from gsplit.files.rotated import older_file
 from gsplit.files.untrusted import Expected, open_regular, read_bounded
 from gsplit.run.config import TrainSettings
-from gsplit.run.folder import history_path, load_run, telemetry_files
+from gsplit.run.folder import MAX_LINE_BYTES, history_path, load_run, telemetry_files
 
 if TYPE_CHECKING:
     from gsplit.inference.metrics import Metric
@@ -30,13 +30,12 @@ __all__ = [
     "StepLine",
     "Whole",
     "parse_document",
-    "read_document",
     "read_run",
+    "read_text",
 ]
 
 _MAX_BYTES = 32 << 20  # of a document
 _MAX_HISTORY_BYTES = 1 << 30  # 24 million steps
-_MAX_LINE_BYTES = 1 << 20  # of telemetry
 _KEPT_STEPS = 1024  # of every rank
 
 Amount = Annotated[float, Field(ge=0.0, le=1e30)]
@@ -108,7 +107,7 @@ class Run:
         return best(scores, default=None)
 
 
-def read_document(path: Path, expected: Expected, max_bytes: int = _MAX_BYTES) -> str:
+def read_text(path: Path, expected: Expected, max_bytes: int = _MAX_BYTES) -> str:
     """The text of a file of bounded size."""
     try:
         return read_bounded(path, max_bytes, expected).decode()
@@ -137,7 +136,7 @@ def read_run(folder: Path) -> Run:
         if lines:
             steps[lines[-1].rank] = lines
     expected = Expected("the history of a run", "train again with gsplit train --out")
-    text = read_document(history, expected, _MAX_HISTORY_BYTES)
+    text = read_text(history, expected, _MAX_HISTORY_BYTES)
     losses = parse_document(RunHistory, text, history)
     return Run(name=folder.resolve().name, settings=settings, history=losses, steps=dict(sorted(steps.items())))
 
@@ -154,9 +153,9 @@ def _read_steps(path: Path) -> list[StepLine]:
             raise InputError(explain(each, "telemetry of a run", error.strerror, "remove the file")) from None
         with os.fdopen(file, errors="replace") as stream:
             number = 0
-            while line := stream.readline(_MAX_LINE_BYTES):
+            while line := stream.readline(MAX_LINE_BYTES):
                 number += 1
-                if line[-1] != "\n" and len(line) < _MAX_LINE_BYTES:
+                if line[-1] != "\n" and len(line) < MAX_LINE_BYTES:
                     break
                 newest.append((f"{each}, line {number}", line))
     return [parse_document(StepLine, line, where) for where, line in newest]

@@ -45,6 +45,7 @@ if TYPE_CHECKING:  # the command line checks a folder before it imports torch
     from gsplit.training.train_state import History
 
 __all__ = [
+    "MAX_LINE_BYTES",
     "begin_run",
     "check_new_run",
     "checkpoint_folder",
@@ -72,7 +73,8 @@ _SETTINGS = "settings.json"
 _WEIGHTS = "weights.safetensors"
 _HISTORY = "history.json"
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")
-_MAX_LINE_BYTES = 1 << 20  # of telemetry; a line with 256 spans takes a fiftieth
+MAX_LINE_BYTES = 1 << 20
+"""Of a line of telemetry; one with 256 spans takes a fiftieth."""
 
 _FIX = "check the path of the run, or train again with gsplit train --out"
 _A_NUMBER = Expected("the number of a training", _FIX)
@@ -237,7 +239,7 @@ def continue_run(run: Path, position: tuple[int, int]) -> None:
         training = _new_training(run, lambda folder: _link_training(training, folder))
     for path in _list_telemetry(training):
         with _open_own(path) as stream:
-            lines = iter(partial(stream.readline, _MAX_LINE_BYTES), b"")
+            lines = iter(partial(stream.readline, MAX_LINE_BYTES), b"")
             write_atomic(path, (line for line in lines if _is_before(line, position)))
 
 
