@@ -42,7 +42,14 @@ def test_records_that_the_command_record_does_not_make_are_known() -> None:
 
 def test_the_record_without_a_date_counts_and_then_the_newest() -> None:
     assert find_record("bare-loop").stem == "bare-loop"
-    assert find_record("training").stem == "2026-11-15-training"
+    assert find_record("samplers").stem == "2026-11-17-samplers"
+
+
+def test_the_loss_curves_of_float32_are_those_of_the_record() -> None:
+    (cell,) = (row.cells()[1] for row in ROWS if row.what.startswith("loss curves of 60 steps"))
+    apart = {model: max(map(float, re.findall(rf"{model} ([\d.e-]+)", cell))) for model in ("gat", "sage")}
+    said = f"GAT move up to {apart['gat']:.1e} apart, of SAGE {apart['sage']:.1e}"
+    assert said in _words(ROOT / "docs" / "numerics.md"), said
 
 
 def test_records_without_a_date_are_of_one_commit() -> None:
