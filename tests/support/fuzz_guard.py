@@ -19,6 +19,8 @@ from random import Random
 from types import FrameType
 from typing import Any, Protocol
 
+import numba
+
 from gsplit.errors import GSplitError
 
 __all__ = ["Finding", "Guard", "Surface", "attempt", "limit_memory"]
@@ -62,6 +64,7 @@ class Guard:
             "/proc/",
             "/sys/fs/cgroup",
             "/usr/share/zoneinfo",
+            *([numba.config.CACHE_DIR] if numba.config.CACHE_DIR else ()),  # a kernel may be compiled meanwhile
         )
         sources = str(Path(__file__).resolve().parents[2] / "src")
         self._ours = tuple(os.path.realpath(path) for path in (*own, sources))
