@@ -381,7 +381,7 @@ _DEFAULTS = ("training-default-allocator",)
 ROWS: tuple[Row, ...] = (
     Row(
         "outputs, gradients and weights after 5 steps against one process, float64: 11 kinds of models, all strategies, "
-        "1 to 4 ranks and 2 x 2; before the fused layers",
+        "1 to 4 ranks and 2 x 2",
         ("exactness",),
         lambda document: _cases(document["rows"]),
     ),
@@ -389,12 +389,6 @@ ROWS: tuple[Row, ...] = (
         "of these, with edge features or weights",
         ("exactness",),
         lambda document: _cases([row for row in document["rows"] if row["edge_values"]]),
-    ),
-    Row(
-        "the same with the fused layers of SAGE, GIN and Transformer, 2 ranks",
-        ("exactness-fused",),
-        lambda document: _cases(document["rows"]),
-        "`exactness`",
     ),
     Row(
         "the same, and the edges drawn, after 3 steps: samplers, temporal sampling, pairs, heterogeneous graphs",

@@ -30,11 +30,10 @@ def test_every_row_is_short_and_names_its_record(row: Row) -> None:
 
 
 def test_records_that_the_command_record_does_not_make_are_known() -> None:
-    """The fused layers are part of the exactness matrix since; the others took hours, or compare two versions."""
+    """They took hours, or compare two versions."""
     named = {name for row in ROWS for name in row.records}
     assert named - NAMES == {
         "billion-edges",
-        "exactness-fused",
         "presampling",
         "solvers",
     }
