@@ -72,6 +72,8 @@ def read_bounded(path: Path, limit: int, expected: Expected, *, follow: bool = T
             data = b"" if size > limit else stream.read((size or limit) + 1)  # files in /proc have size 0
         except OSError as error:
             raise expected.refuse(path, error.strerror) from None
+        except MemoryError:
+            raise expected.refuse(path, f"{size:,} bytes, more than the memory left") from None
     if max(size, len(data)) > limit:
         raise InputError(explain(path, f"at most {limit} bytes", max(size, len(data)), expected.fix))
     return data

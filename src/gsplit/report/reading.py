@@ -109,10 +109,13 @@ class Run:
 
 def read_text(path: Path, expected: Expected, max_bytes: int = _MAX_BYTES) -> str:
     """The text of a file of bounded size."""
+    data = read_bounded(path, max_bytes, expected)
     try:
-        return read_bounded(path, max_bytes, expected).decode()
+        return data.decode()
     except UnicodeDecodeError:
         raise expected.refuse(path, "bytes that are not UTF-8") from None
+    except MemoryError:
+        raise expected.refuse(path, f"{len(data):,} bytes, more than the memory left") from None
 
 
 def parse_document(model: type[Model], text: str, where: object) -> Model:

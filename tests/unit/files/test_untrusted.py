@@ -1,14 +1,17 @@
 """Small files from strangers: only regular ones, only so much of them, only values that can be worked with."""
 
+import multiprocessing
 import os
 import time
 from pathlib import Path
 
 import pytest
+from fuzz_guard import limit_memory
 
 from gsplit.errors import InputError
 from gsplit.files.untrusted import MAX_DEPTH, Expected, describe_fault, open_regular, read_bounded, read_document
 from gsplit.planner.hardware import read_hardware
+from gsplit.report.reading import read_text
 from gsplit.run.config import load_settings
 from gsplit.store.writer import is_store
 
@@ -24,6 +27,25 @@ def test_a_file_is_read_up_to_its_bound(tmp_path: Path) -> None:
         read_bounded(Path("/proc/self/maps"), 10, FILE)
     with pytest.raises(InputError, match="mem: expected a thing .got Input/output error"):
         read_bounded(Path("/proc/self/mem"), 10, FILE)
+
+
+@pytest.mark.parametrize("free", [300 << 20, 900 << 20])  # not enough for the bytes; for the bytes, not for the text
+def test_a_file_that_memory_cannot_hold_is_refused(tmp_path: Path, free: int) -> None:
+    (tmp_path / "history.json").touch()
+    os.truncate(tmp_path / "history.json", 600 << 20)  # a hole: it takes no disk
+    child = multiprocessing.get_context("fork").Process(target=_read_with_little_memory, args=(tmp_path, free))
+    child.start()
+    child.join(60)
+    said = (tmp_path / "said").read_text()
+    assert said.endswith("a thing (got 629,145,600 bytes, more than the memory left). Fix: bring a thing.")
+
+
+def _read_with_little_memory(folder: Path, free: int) -> None:
+    limit_memory(free)
+    try:
+        read_text(folder / "history.json", FILE, 1 << 30)
+    except InputError as error:
+        (folder / "said").write_text(str(error))
 
 
 def test_what_is_no_regular_file_is_said(tmp_path: Path) -> None:
