@@ -489,7 +489,7 @@ def soak(
             "(as root); on two hosts kill, drop, loss, cut [default: all]",
         ),
     ] = None,
-    count: Annotated[int, typer.Option(min=0, metavar="INT", help="faults to inflict")] = 20,
+    count: Annotated[int, typer.Option(min=0, metavar="INT", help="faults to inflict; 0: only train undisturbed")] = 20,
     minutes: Annotated[
         float | None, typer.Option(min=0, metavar="MINUTES", help="inflict faults for so long, instead of a count")
     ] = None,

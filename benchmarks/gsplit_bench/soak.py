@@ -128,9 +128,9 @@ class SoakReport:
 def run_soak(
     plan: SoakPlan, *, progress: Progress = silent, save: Callable[[SoakReport], None] = lambda report: None
 ) -> SoakReport:
-    """Train undisturbed; then inflict the faults of the plan, resume after each, and compare.
+    """Train undisturbed; then, if the plan has faults, inflict them, resume after each, and compare.
 
-    ``save``: takes the report so far, after every fault, so that a soak that is cut off leaves what it found.
+    ``save``: takes the report so far, after the undisturbed run and after every fault, so that a soak that is cut off leaves what it found.
     """
     plan.check()
     rng = random.Random(plan.seed)
@@ -138,9 +138,12 @@ def run_soak(
         plain = _Soak(plan, Path(name) / "plain", rng, things, expected=None)
         plain.finish()
         progress("undisturbed run", 1, 1)
+        if plan.minutes is None and plan.num_faults == 0:
+            return plain.report(plain, finished=True)
         disk = things.enter_context(SmallDisk(Path(name))) if OF_DISK & set(plan.faults) else None
         clock = WallClock(Path(name) / "clock") if OF_CLOCK & set(plan.faults) else None
         soak = _Soak(plan, Path(name) / "suffering", rng, things, expected=plain.losses, disk=disk, clock=clock)
+        save(soak.report(plain, finished=False))
         for number, fault in enumerate(plan.order(rng)):
             soak.suffer(fault)
             save(soak.report(plain, finished=False))
