@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from one_process_programs import CASES, losses_of_a_trainer, run_cases, states, when
+from one_process_programs import CASES, encoders_of_pairs, losses_of_a_trainer, run_cases, states, when
 
 from gsplit_bench.ranks import run_ranks
 
@@ -58,6 +58,15 @@ def test_the_loss_of_a_trainer_and_that_of_verify_step_are_compared() -> None:
         assert "expected the loss and the gradients of one process" in penalty
         assert "expected the loss and the gradients of one process (got a loss that differs by" in of_outputs
         assert right is None
+
+
+@pytest.mark.timeout(200)
+def test_encoders_of_pairs_are_compared_in_loops() -> None:
+    for found in run_ranks(encoders_of_pairs, 3):
+        assert len(found) == 4
+        for kind, right, wrong in found:
+            assert right is None, (kind, right)
+            assert "expected the loss and the gradients of one process" in (wrong or "nothing"), kind
 
 
 def test_the_table_of_the_documentation_has_every_case() -> None:

@@ -14,13 +14,27 @@ from torch.nn import BatchNorm1d, Dropout, Identity, Linear, Module, ReLU, Seque
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing, SAGEConv
+from typed_link_programs import Encoder
+from typed_link_programs import link_loader as typed_link_loader
+from typed_link_programs import link_store as typed_link_store
 
 import gsplit
 from gsplit.distributed.comm.mesh import Mesh
 from gsplit.minibatch.batch import Batch
 from gsplit.nn.checks.one_process import LossOfBatch, OneProcessCheck
 
-__all__ = ["CASES", "Case", "Net", "loader", "losses_of_a_trainer", "run_cases", "states", "train", "when"]
+__all__ = [
+    "CASES",
+    "Case",
+    "Net",
+    "encoders_of_pairs",
+    "loader",
+    "losses_of_a_trainer",
+    "run_cases",
+    "states",
+    "train",
+    "when",
+]
 
 WIDTH, HIDDEN, CLASSES = 16, 8, 5
 NUM_VERTICES, NUM_EDGES = 400, 2400
@@ -381,7 +395,7 @@ def counted() -> Iterator[list[str]]:
     def count(self: OneProcessCheck, model: Module, batch: Batch, loss_of: LossOfBatch | None) -> str:
         found.append(f"{sum(parameter.requires_grad for parameter in model.parameters())} trained")
         reason = compare(self, model, batch, loss_of)
-        assert reason == ""
+        assert reason == "", reason
         return reason
 
     OneProcessCheck.compare = count  # type: ignore[method-assign]
@@ -437,6 +451,48 @@ def when(mesh: Mesh) -> list[str]:
             events.append(f"{what}: {', '.join(comparisons) or 'none'}")
             comparisons.clear()
     return events
+
+
+class CentringEncoder(Encoder):
+    """Mixes the rows of a type on a rank, if they are many."""
+
+    def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Any]) -> dict[str, Tensor]:
+        return {name: CentreIfMany(25)(rows) for name, rows in super().forward(x_dict, edge_index_dict).items()}
+
+
+def encoders_of_pairs(mesh: Mesh) -> list[list[str | None]]:
+    """What is said in loops over pairs about an encoder that is right, and about one that mixes the rows of a rank."""
+    found: list[list[str | None]] = []
+    for mode in ("binary", "triplet"):
+        plain, typed = _pair_loader(mesh, mode), typed_link_loader(mesh, mode, "split", 4)
+        said = [_said_of(mesh, Net(between), None, plain) for between in (Identity(), CentreIfMany(25))]
+        found.append([mode, *said])
+        said = [_said_of(mesh, encoder, typed_link_store(4), typed) for encoder in (Encoder(), CentringEncoder())]
+        found.append([f"{mode}, typed", *said])
+    return found
+
+
+def _said_of(mesh: Mesh, model: Module, store: Any, batches: gsplit.LinkNeighborLoader) -> str | None:
+    """By the comparison before the first forward."""
+    model = gsplit.parallelize(model, mesh, graph=store).double()
+    batch: Any = batches.make_batch(0, 0)
+    with counted() as comparisons:
+        try:
+            model(*((batch.x, batch.edge_index) if store is None else (batch.x_dict, batch.edge_index_dict)))
+            said = None
+        except gsplit.InputError as error:
+            said = str(error)
+    assert len(comparisons) == 1
+    return said
+
+
+def _pair_loader(mesh: Mesh, mode: str) -> gsplit.LinkNeighborLoader:
+    data = graph()
+    data.x = data.x.double()
+    partition = torch.arange(NUM_VERTICES) % 7 % mesh.size
+    return gsplit.LinkNeighborLoader(
+        data, [4, 3], data.edge_index[:, ::9], neg_sampling=mode, batch_size=50, mesh=mesh, partition=partition
+    )
 
 
 def losses_of_a_trainer(mesh: Mesh) -> list[str | None]:

@@ -305,6 +305,7 @@ class _LeaveModel(_RuntimeHook):
         batch = forward_pass.batch
         if isinstance(batch, LinkBatch) and not batch.context.guard.has_endpoints:
             out = _exchange_output(batch, out)
+            batch.context.guard.has_endpoints = False  # the model has not called for them
         if torch.is_grad_enabled():
             for tensor in tensors_of(out):
                 if tensor.requires_grad and not tensor.is_leaf:

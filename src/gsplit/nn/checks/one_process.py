@@ -20,6 +20,7 @@ from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,8 @@ from gsplit.distributed.comm.mesh import Mesh, solo_mesh
 from gsplit.errors import InputError, explain
 from gsplit.keys import kernels_torch
 from gsplit.minibatch.batch import Batch, LossGuard
+from gsplit.minibatch.link_batch import LinkBatch
+from gsplit.minibatch.typed_batch import TypedLinkBatch
 from gsplit.nn.calls import CallTemplate, dtype_of, tensors_of
 from gsplit.nn.layers import layers_of
 from gsplit.nn.runtime import Runtime, runtime_of
@@ -247,25 +250,37 @@ def _nodes_below(nodes: list[Any]) -> set[Any]:
 def _called_by(template: CallTemplate | None) -> LossOfBatch | None:
     """A loss in place of the user's, which is not known: a weighted sum of the model's outputs.
 
-    The weights of a target's outputs depend on the target, so gradients of different rows differ.
+    The weights of a target's outputs depend on the target, so gradients of different rows differ. For pairs the outputs
+    are those of their two ends, unless the model has decoded them.
     """
     if template is None:
         return None
 
     def project(model: Module, batch: Batch) -> Tensor:
         out = template.call(model, batch)
-        if isinstance(out, dict):
-            out = [rows for of, rows in out.items() if batch.part(of).labels is not None]
-        rows = next(tensors_of(out), None)
-        if rows is None or (batch.pairs is not None and not batch.context.guard.has_endpoints):
+        if isinstance(batch, LinkBatch) and not batch.context.guard.has_endpoints:
+            outputs = _ends_of_pairs(batch, out)
+        elif isinstance(out, dict):
+            outputs = [rows for of, rows in out.items() if batch.part(of).labels is not None][:1]
+        else:
+            outputs = list(islice(tensors_of(out), 1))
+        if not outputs:
             fix = "use gsplit.Trainer, or gsplit.verify_step with your loss"
-            got = "embeddings of pairs" if rows is not None else type(out).__name__
-            raise InputError(explain("the model's output", "one row per target", got, fix))
+            raise InputError(explain("the model's output", "one row per target", type(out).__name__, fix))
         names = batch.frontier(batch.num_layers).names if batch.pairs is None else batch.pairs.value_keys
-        weights = (kernels_torch.mix(1, names[: batch.num_values]) % 1009).to(rows.dtype) / 1009 + 0.5
-        return batch.mean((rows.unsqueeze(-1).flatten(1).cos() * weights.unsqueeze(1)).sum(1))
+        weights = (kernels_torch.mix(1, names[: batch.num_values]) % 1009).to(outputs[0].dtype) / 1009 + 0.5
+        values = sum(rows.unsqueeze(-1).flatten(1).cos().sum(1) for rows in outputs)
+        return batch.mean(values * weights)
 
     return project
+
+
+def _ends_of_pairs(batch: LinkBatch, out: Any) -> list[Tensor]:
+    """The outputs of the sources and of the destinations of this rank's pairs."""
+    ends = (out, out)
+    if isinstance(batch, TypedLinkBatch):
+        ends = (out[batch.pair_type[0]], out[batch.pair_type[2]])
+    return [rows[places] for rows, places in zip(ends, batch.pair_rows.index, strict=True)]
 
 
 @dataclass(frozen=True)
