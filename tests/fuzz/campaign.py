@@ -248,6 +248,8 @@ def write_record(
     workers: int,
     commit: str,
 ) -> None:
+    from fuzz_guard import SECONDS
+
     document: dict[str, Any] = {
         "kind": "fuzz",
         "command": " ".join(["python", "tests/fuzz/campaign.py", *sys.argv[1:]]),
@@ -255,7 +257,7 @@ def write_record(
         "date": time.strftime("%Y-%m-%d"),
         "seconds": round(seconds),
         "workers": workers,
-        "bounds": {"memory_bytes": MEMORY_BYTES, "seconds_per_input": 20},
+        "bounds": {"memory_bytes": MEMORY_BYTES, "seconds_per_input": SECONDS},
         "versions": {name: version(name) for name in ("gsplit", "numpy", "pydantic", "pyarrow", "torch")},
         "machine": {"python": platform.python_version(), "system": platform.platform()},
         "surfaces": {name: asdict(result) for name, result in results.items()},
@@ -265,8 +267,8 @@ def write_record(
     text = (
         f"# Fuzzing, {document['date']}\n\n`{document['command']}` at commit {document['commit'][:10]}, {workers} processes, "
         f"{seconds / 60:.0f} minutes, machine shared.\n\n{table(results, findings)}\n\n"
-        "A finding is an error that is not ours, a refusal in another form, more than 20 s or 1 GiB for an input, a file "
-        "opened outside the given folder, or the end of the process. Refused: the share of inputs with an error of ours; "
+        "A finding is an error that is not ours, a refusal in another form, more than "
+        f"{SECONDS:.0f} s or 1 GiB for an input, a file opened outside the given folder, or the end of the process. Refused: the share of inputs with an error of ours; "
         "the others were read, changed but valid.\n"
     )
     out.with_suffix(".md").write_text(text)

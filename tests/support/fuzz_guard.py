@@ -23,11 +23,12 @@ import numba
 
 from gsplit.errors import GSplitError
 
-__all__ = ["Finding", "Guard", "Surface", "attempt", "limit_memory"]
+__all__ = ["SECONDS", "Finding", "Guard", "Surface", "attempt", "limit_memory"]
 
 _USUAL = re.compile(r"[^\n]*: expected [^\n]+ \(got [^\n]*\)\. Fix: [^\n]+\.", re.DOTALL)
 _MOST_CHARACTERS = 8000
-_SECONDS = 60.0  # work takes less than one; a busy machine makes it longer
+SECONDS = 60.0
+"""For an input; work takes less than one, a busy machine makes it longer."""
 
 
 class Surface(Protocol):
@@ -98,7 +99,7 @@ class Guard:
     def attempt(self, surface: Surface, random: Random) -> None:
         """Try one input, for a while."""
         self._inside = self._folder
-        signal.setitimer(signal.ITIMER_REAL, _SECONDS)
+        signal.setitimer(signal.ITIMER_REAL, SECONDS)
         try:
             surface.attempt(random)
         finally:
@@ -131,7 +132,7 @@ def attempt(name: str, surface: Surface, number: int, guard: Guard) -> tuple[boo
     except GSplitError as error:
         refused, what = True, _describe_form(str(error))
     except _TooLong:
-        what = f"more than {_SECONDS} s\n{traceback.format_exc()}"
+        what = f"more than {SECONDS} s\n{traceback.format_exc()}"
     except Exception:
         what = traceback.format_exc()
     if trespasses := guard.trespasses():
