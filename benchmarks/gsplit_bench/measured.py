@@ -537,7 +537,11 @@ ROWS: tuple[Row, ...] = (
         ("shuffle",),
         _shuffle,
     ),
-    Row("damaged and malicious inputs; before, the same campaign had found one error, which was mended", ("fuzz",), _fuzz),
+    Row(
+        "damaged and malicious inputs; before, the same campaign had found one error, which was mended",
+        ("fuzz",),
+        _fuzz,
+    ),
     Row(
         "MRR of link prediction, and of a plain loop in one process; three seeds",
         ("quality",),
