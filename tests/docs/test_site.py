@@ -15,6 +15,7 @@ from statistics import mean, median
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import typer
 import yaml
@@ -268,6 +269,12 @@ def test_the_memory_of_the_soaks_is_that_of_the_records() -> None:
     assert f"about {per_step / 1000:.2f} kB per step and rank" in page
     shorter = [run["slopes"]["memory_bytes"][key] / 1e6 for key in ("per_hour", "mean")]
     assert f"it was {shorter[0]:.0f} MB per hour (of {shorter[1]:,.0f} MB)" in page
+    longer = read_record("soak-memory")
+    steps, held = np.array(longer["watched"], float).T
+    said = f"A run of {longer['num_losses']:,} steps, slower beside other programs, grew by "
+    said += f"{longer['slopes']['memory_bytes']['per_hour'] / 1e6:.0f} MB per hour, "
+    said += f"from step {steps[0]:,.0f} to {steps[-1]:,.0f} "
+    assert said + f"by {np.polyfit(steps, held, 1)[0] / 4 / 1000:.2f} kB per step and rank" in page
     under_faults = run["slopes_under_faults"]["memory_bytes"]["per_hour"] / 1e6
     assert f"every start lasts about two minutes, it grows by {under_faults:.0f} MB per hour" in page
     assert 100 < run["seconds"] / run["lives"] < 130
