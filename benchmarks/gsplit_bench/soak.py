@@ -130,7 +130,8 @@ def run_soak(
 ) -> SoakReport:
     """Train undisturbed; then, if the plan has faults, inflict them, resume after each, and compare.
 
-    ``save``: takes the report so far, after the undisturbed run and after every fault, so that a soak that is cut off leaves what it found.
+    ``save``: takes the report so far, after the undisturbed run and after every fault, so that a soak that is cut off
+    leaves what it found.
     """
     plan.check()
     rng = random.Random(plan.seed)

@@ -267,8 +267,9 @@ def write_record(
     text = (
         f"# Fuzzing, {document['date']}\n\n`{document['command']}` at commit {document['commit'][:10]}, {workers} processes, "
         f"{seconds / 60:.0f} minutes, machine shared.\n\n{table(results, findings)}\n\n"
-        "A finding is an error that is not ours, a refusal in another form, more than "
-        f"{SECONDS:.0f} s or 1 GiB for an input, a file opened outside the given folder, or the end of the process. Refused: the share of inputs with an error of ours; "
+        "A finding is an error that is not ours, a refusal in another form, "
+        f"more than {SECONDS:.0f} s or 1 GiB for an input, a file opened outside the given folder, "
+        "or the end of the process. Refused: the share of inputs with an error of ours; "
         "the others were read, changed but valid.\n"
     )
     out.with_suffix(".md").write_text(text)
