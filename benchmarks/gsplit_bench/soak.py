@@ -280,7 +280,7 @@ class _Soak:
         if self._expected is None or latest_checkpoint(self._run) is None:
             return 0, True
         losses = read_latest(checkpoint_folder(training_folder(self._run))).state["history"]["losses"]
-        return len(losses), list(losses) == list(self._expected[: len(losses)])
+        return len(losses), losses.tolist() == list(self._expected[: len(losses)])
 
     def _life(self) -> Life:
         """The life at hand, or a new one that goes on where the last one ended."""

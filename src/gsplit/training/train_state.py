@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
@@ -54,8 +56,7 @@ class Best:
 class History:
     """The loss and the seconds of every step, and all evaluations.
 
-    Arrays, in which a step takes 16 bytes: a training may have millions of steps. In lists it takes 80. Copy an array
-    that is given to torch.frombuffer: its memory moves when the array grows.
+    Arrays, in which a step takes 16 bytes: a training may have millions of steps. In lists it takes 80.
     """
 
     losses: "array[float]"
@@ -87,19 +88,26 @@ def _appended(values: "array[float]", value: float) -> "array[float]":
 
 
 def _pack_history(history: History) -> dict[str, Any]:
-    """The history as new lists and dictionaries."""
+    """The history as new dictionaries, and tensors with the memory of its arrays."""
     return {
-        "losses": history.losses.tolist(),
-        "step_seconds": history.step_seconds.tolist(),
+        "losses": _as_tensor(history.losses),
+        "step_seconds": _as_tensor(history.step_seconds),
         "evaluations": [{**vars(one), "scores": dict(one.scores)} for one in history.evaluations],
     }
+
+
+def _as_tensor(values: "array[float]") -> Tensor:
+    """By way of numpy, which keeps the array from growing meanwhile; with torch.frombuffer its memory could move."""
+    return torch.from_numpy(np.asarray(values))
 
 
 def history_of(state: dict[str, Any]) -> History:
     """The history from the result of ``TrainState.state_dict``."""
     history = state["history"]
     evaluations = [Evaluation(**evaluation) for evaluation in history["evaluations"]]
-    return History(history["losses"], history["step_seconds"], evaluations)
+    steps = (torch.as_tensor(history[name], dtype=torch.float64) for name in ("losses", "step_seconds"))
+    losses, seconds = (array("d", values.numpy().tobytes()) for values in steps)
+    return History(losses, seconds, evaluations)
 
 
 class TrainState:

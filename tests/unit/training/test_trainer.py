@@ -210,7 +210,7 @@ def test_a_step_takes_sixteen_bytes_of_the_history() -> None:
     assert state.history.losses.tolist() == [1 / 3] * 10 + [0.5] and view.tolist() == [1 / 3] * 10
     assert state.history.step_seconds.tolist() == [0.1] * 10 + [0.2]
     assert state.history == History([1 / 3] * 10 + [0.5], [0.1] * 10 + [0.2], state.history.evaluations)
-    assert packed["losses"] == [1 / 3] * 10 and history_of({"history": packed}).step_seconds[9] == 0.1
+    assert packed["losses"].tolist() == [1 / 3] * 10 and history_of({"history": packed}).step_seconds[9] == 0.1
     assert packed["evaluations"] == [{"epoch": 0, "num_steps": 10, "scores": {"val": 0.5}}]
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError, model_validator
 from torch import Tensor
 
@@ -20,6 +21,7 @@ _EXPECTED = Expected("the state of this training", "use another checkpoint")
 
 _Count = Annotated[int, Field(ge=0)]
 _Tensors = dict[str, InstanceOf[Tensor]]
+_Steps = list[float] | InstanceOf[Tensor]  # lists: of few steps, by gsplit 0.1.0
 
 
 class _Strict(BaseModel):
@@ -42,12 +44,15 @@ class _Best(_Evaluation):
 
 
 class _History(_Strict):
-    losses: list[float]
-    step_seconds: list[float]
+    losses: _Steps
+    step_seconds: _Steps
     evaluations: list[_Evaluation]
 
     @model_validator(mode="after")
-    def _check_lengths(self) -> "_History":
+    def _check_steps(self) -> "_History":
+        for name, values in (("losses", self.losses), ("step_seconds", self.step_seconds)):
+            if isinstance(values, Tensor) and (values.dtype != torch.float64 or values.ndim != 1):
+                raise ValueError(f"{name} of {values.dtype}, {list(values.shape)}")
         if len(self.losses) != len(self.step_seconds):
             raise ValueError(f"{len(self.losses)} losses and {len(self.step_seconds)} step_seconds")
         return self

@@ -1,15 +1,14 @@
 """Splits a state of numbers, texts, lists, dictionaries and tensors into one JSON text and named tensors.
 
 JSON has no tensors, tuples, integer keys or infinities. They become a dictionary with one key that begins with "$";
-everything else is plain JSON. Long lists of floats (losses) become tensors, bit for bit.
+everything else is plain JSON.
 
-    {"step": 3, "losses": [0.5, ...], "groups": {0: tensor}}
-    {"step": 3, "losses": {"$floats": "losses"}, "groups": {"$items": [[0, {"$tensor": "groups/0"}]]}}
+    {"step": 3, "betas": (0.9, 0.99), "groups": {0: tensor}}
+    {"step": 3, "betas": {"$tuple": [0.9, 0.99]}, "groups": {"$items": [[0, {"$tensor": "groups/0"}]]}}
 """
 
 import json
 import math
-from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,8 +20,6 @@ from gsplit.errors import InputError, explain
 from gsplit.training.checkpoints.tensor_file import STORED_DTYPES
 
 __all__ = ["Snapshot", "rebuild_state", "take_snapshot"]
-
-_LONG = 16  # lists of at least this many floats become tensors
 
 
 @dataclass(frozen=True)
@@ -83,9 +80,6 @@ def _pack(value: Any, place: str, copies: _Copies) -> object:
         if all(isinstance(key, str | int) for key in value):
             return {"$items": packed}
     if isinstance(value, list | tuple):
-        if len(value) >= _LONG and set(map(type, value)) == {float}:  # millions of losses: no loop in Python
-            packed_floats = {"$floats": copies.keep(torch.frombuffer(array("d", value), dtype=torch.float64), place)}
-            return packed_floats if isinstance(value, list) else {"$tuple": packed_floats}
         items = [_pack(item, f"{place}/{number}", copies) for number, item in enumerate(value)]
         return items if isinstance(value, list) else {"$tuple": items}
     expected = "numbers, texts, lists, dictionaries and tensors"
@@ -112,10 +106,8 @@ def _unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     match kind:
         case "$float":
             return float(inner)
-        case "$tensor":
+        case "$tensor" | "$floats":  # the second: losses and seconds, as gsplit 0.1.0 wrote them
             return tensors[inner]
-        case "$floats":
-            return tensors[inner].tolist()
         case "$tuple":
             return tuple(_unpack(inner, tensors))
         case "$items":

@@ -46,11 +46,19 @@ FORGED: dict[str, tuple[Callable[[State], object], str]] = {
     "history": (lambda state: state["history"].pop("losses"), "history.losses: Field required"),
     "texts": (
         lambda state: state["history"].update(losses=["a", "b"]),
-        "history.losses.0: Input should",
+        r"history.losses.list\[float\].0: Input should be a valid number",
     ),
     "lengths": (
-        lambda state: state["history"]["losses"].append(1.0),
+        lambda state: state["history"].update(losses=torch.ones(3, dtype=torch.float64)),
         "history: Value error, 3 losses and 2",
+    ),
+    "single precision": (
+        lambda state: state["history"].update(losses=torch.ones(2)),
+        "history: Value error, losses of torch.float32",
+    ),
+    "a matrix": (
+        lambda state: state["history"].update(step_seconds=torch.ones(2, 1, dtype=torch.float64)),
+        r"history: Value error, step_seconds of torch.float64, \[2, 1\]",
     ),
     "evaluations": (
         lambda state: state["history"].update(evaluations=[{"epoch": 1}]),

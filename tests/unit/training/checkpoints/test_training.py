@@ -19,6 +19,7 @@ from gsplit.inference.metrics import METRICS
 from gsplit.store.in_memory import MemoryStore
 from gsplit.training.checkpoints.files import Checkpoint, CheckpointManifest, read_checkpoint, read_latest
 from gsplit.training.checkpoints.names import checkpoint_path, latest_file
+from gsplit.training.train_state import history_of
 from gsplit_bench.exactness import CLASSES, WIDTH, small_store
 
 
@@ -37,7 +38,7 @@ def test_saved_while_training_goes_on_and_by_hand(tmp_path: Path) -> None:
     names = [path.name for path in sorted((tmp_path / "often").iterdir())]
     assert names == [checkpoint_path(tmp_path, number).name for number in (2, 4, 5)]
     one, two = read_latest(tmp_path / "often"), read_latest(tmp_path / "once")
-    assert one.state["history"] == two.state["history"] and one.manifest == two.manifest
+    assert history_of(one.state) == history_of(two.state) == trainer.state.history and one.manifest == two.manifest
     assert read_latest(tmp_path / "often").state["train_edges"] == trainer.state.train_edges > 0
     fresh = _trainer()
     fresh.load(checkpoint_path(tmp_path / "often", 2))  # a file by name
