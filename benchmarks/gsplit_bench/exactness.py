@@ -390,7 +390,7 @@ def _summarize(document: dict[str, Any]) -> str:
     )
 
 
-def describe_models(document: dict[str, Any], title: str) -> str:
+def describe_models(document: dict[str, Any]) -> str:
     """The page of a record: a line per kind of model."""
     rows: list[dict[str, Any]] = document["rows"]
     models = list(dict.fromkeys(row["model"] for row in rows))
@@ -398,7 +398,7 @@ def describe_models(document: dict[str, Any], title: str) -> str:
     edge_models = len({row["model"] for row in rows if row["edge_values"]})
     strategies = ", ".join(f"`{name}`" for name in dict.fromkeys(row["strategy"] for row in rows))
     meshes = ", ".join(
-        f"{splits} ranks" if replicas == 1 else f"{replicas} replicas x {splits}"
+        f"{splits} rank{'s' * (splits > 1)}" if replicas == 1 else f"{replicas} replicas x {splits}"
         for replicas, splits in sorted({(row["replicas"], row["splits"]) for row in rows})
     )
     worst = {name: f"{value:.1e}" for name, value in document["worst"].items()}
@@ -406,7 +406,7 @@ def describe_models(document: dict[str, Any], title: str) -> str:
     versions = ", ".join(f"{name} {installed.get(name)}" for name in ("python", "torch", "torch_geometric"))
     return "\n".join(
         [
-            f"# Same answer everywhere, {title}\n",
+            "# Same answer everywhere\n",
             f"Command: `python -m gsplit_bench exactness`. Commit {current_commit()}, {versions}, two cores. Rows in the `.json` beside this file.\n",
             f"{_summarize(document)}.\n",
             f"{num_plain} kinds of models x dropout x jumping knowledge x BatchNorm, and {edge_models} with features or weights of edges, x the strategies {strategies}.",
@@ -422,11 +422,11 @@ def describe_models(document: dict[str, Any], title: str) -> str:
 
 
 def write_record(
-    report: ExactnessReport, out: Path, describe: Callable[[dict[str, Any], str], str] = describe_models
+    report: ExactnessReport, out: Path, describe: Callable[[dict[str, Any]], str] = describe_models
 ) -> None:
     """Write the cases to OUT.json, and a page about them to OUT.md."""
     document = report.as_dict()
     lines = ",\n".join(json.dumps(row) for row in document["rows"])
     head = json.dumps({name: value for name, value in document.items() if name != "rows"})
     out.with_suffix(".json").write_text(f'{head[:-1]}, "rows": [\n{lines}\n]}}\n')
-    out.with_suffix(".md").write_text(describe(document, "-".join(out.name.split("-")[:3])))
+    out.with_suffix(".md").write_text(describe(document))

@@ -417,7 +417,7 @@ def run_tasks(
 
 
 # ----------------------------------------------------------------------------------------------------------- record
-def describe_tasks(document: dict[str, Any], title: str) -> str:
+def describe_tasks(document: dict[str, Any]) -> str:
     """The page of a record: a line per option and model."""
     rows: list[dict[str, Any]] = document["rows"]
     kinds = ("output", "loss", "gradient", "weights")
@@ -440,7 +440,7 @@ def describe_tasks(document: dict[str, Any], title: str) -> str:
     strategies = ", ".join(f"`{name}`" for name in dict.fromkeys(row["strategy"] for row in rows))
     return "\n".join(
         [
-            f"# Same answer everywhere, other tasks, {title}\n",
+            "# Same answer everywhere, other tasks\n",
             f"Command: `python -m gsplit_bench exactness-tasks`. Commit {current_commit()}, {versions}, two cores. Rows in the `.json` beside this file.\n",
             f"{len(rows):,} cases, largest difference {max(row[kind] for row in rows for kind in kinds):.1e} (asked for: {document['tolerance']:.0e}); destinations whose in-edges differ from those of one process: {sum(row['draws'] for row in rows)}.\n",
             f"Every option and model below x the strategies {strategies}{ways}, on {meshes} replicas x ranks{unequal}.",
