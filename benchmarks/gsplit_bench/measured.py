@@ -425,7 +425,7 @@ ROWS: tuple[Row, ...] = (
         _against("sage", "dgl", "pyg_our_sampler", strategy="split", clock="wall"),
     ),
     Row(
-        "the same by CPU time, PyG with its own sampler (torch-sparse)",
+        "the same by CPU time, PyG with its own sampler (torch-sparse); 3 of the graphs on 4 ranks",
         HOST[:2],
         _against("sage", "pyg", strategy="split"),
     ),
