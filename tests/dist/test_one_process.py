@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from one_process_programs import CASES, encoders_of_pairs, losses_of_a_trainer, run_cases, states, when
+from one_process_programs import (
+    CASES,
+    between_evaluations,
+    encoders_of_pairs,
+    is_forgotten,
+    losses_of_a_trainer,
+    run_cases,
+    states,
+    when,
+)
 
 from gsplit_bench.ranks import run_ranks
 
@@ -34,7 +43,7 @@ def test_nothing_is_changed_by_the_comparison(size: int) -> None:
     without, never = run_ranks(states, size, 0)[0]
     compared, comparisons = run_ranks(states, size, None)[0]
     assert never == []
-    assert len(comparisons) == (0 if size == 1 else 2)  # one process compares nothing
+    assert len(comparisons) == (0 if size == 1 else 6)  # one process compares nothing
     torch.testing.assert_close(compared, without, rtol=0.0, atol=0.0)
 
 
@@ -48,8 +57,20 @@ def test_when_steps_are_compared() -> None:
             f"evaluated: {frozen}",
             "evaluated: none",
             f"unfrozen: {whole}",
+            f"another loss: {whole}",
             f"every 4: {whole}",
+            f"evaluating: {whole}, {whole}",  # one of every 4 steps, and one step after the mode has changed
         ]
+
+
+@pytest.mark.timeout(200)
+def test_evaluated_mini_batches_leave_no_comparison_out() -> None:
+    assert run_ranks(between_evaluations, 2) == [[0, 2, 4]] * 2
+
+
+@pytest.mark.timeout(200)
+def test_a_compared_loop_leaves_no_parameters_behind() -> None:
+    assert run_ranks(is_forgotten, 2) == [[True, True]] * 2
 
 
 @pytest.mark.timeout(200)

@@ -1,16 +1,20 @@
 """Models and loops that are silently wrong on several ranks, for the comparison with one process (docs/verify.md)."""
 
+import gc
 import random
+import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn import BatchNorm1d, Dropout, Identity, Linear, Module, ReLU, Sequential
+from torch.nn import LSTM, BatchNorm1d, Dropout, Identity, Linear, Module, Parameter, ReLU, Sequential
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing, SAGEConv
@@ -27,7 +31,9 @@ __all__ = [
     "CASES",
     "Case",
     "Net",
+    "between_evaluations",
     "encoders_of_pairs",
+    "is_forgotten",
     "loader",
     "losses_of_a_trainer",
     "run_cases",
@@ -363,27 +369,57 @@ def run_cases(mesh: Mesh, names: list[str]) -> dict[str, str | None]:
     return found
 
 
+class Steps(Module):
+    """An LSTM over a row as a sequence of one step; it keeps its parameters in a list, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = LSTM(HIDDEN, HIDDEN, batch_first=True)
+
+    def forward(self, h: Tensor) -> Tensor:
+        out: Tensor = self.lstm(h.unsqueeze(1))[0].squeeze(1)
+        return h + out
+
+
 class Everything(Net):
-    """Dropout, batch norm, a generator of its own, and what it changes once it is wrapped, alike on all ranks."""
+    """Dropout, batch norm, an LSTM, a generator, and what it changes once it is wrapped, alike on all ranks."""
 
     is_wrapped = False
 
     def __init__(self) -> None:
-        super().__init__(BatchNorm1d(HIDDEN))
+        super().__init__(Sequential(BatchNorm1d(HIDDEN), Steps()))
         self.generator = random.Random(0)
         self.num_calls = 0
         self.seen: list[int] = []
+        self.kinds: Counter[str] = Counter()
         self.scale = torch.ones(HIDDEN)
+        self.shifts = (Parameter(torch.ones(CLASSES)), Parameter(torch.zeros(CLASSES)))
+        self.shift, self.other_shift = self.shifts
 
     def forward(self, x: Tensor, edge_index: Any) -> Tensor:
         if not self.is_wrapped:
             return super().forward(x, edge_index)
         self.num_calls += 1
         self.seen.append(self.num_calls)
+        self.kinds["training" if self.training else "evaluating"] += 1
         self.scale *= 1.01
         self.latest = self.num_calls
-        out = super().forward(x, edge_index) * self.scale[:1]
+        out = super().forward(x, edge_index) * self.scale[:1] + self.shifts[0] + self.shifts[1]
         return out if self.generator.random() < 0.5 else 2 * out
+
+
+class WarmPenalty:
+    """A loss function that counts its calls, and holds parameters of the model."""
+
+    def __init__(self, model: Module) -> None:
+        self.num_calls = 0
+        self.weights = [parameter for parameter in model.parameters() if parameter.dim() == 2]
+
+    def __call__(self, out: Tensor, y: Tensor) -> Tensor:
+        self.num_calls += 1
+        penalty = torch.stack([weight.square().sum().to(out.dtype) for weight in self.weights]).sum()
+        losses: Tensor = F.cross_entropy(out, y, reduction="none") + 1e-2 * self.num_calls * penalty
+        return losses
 
 
 @contextmanager
@@ -409,30 +445,42 @@ def states(mesh: Mesh, verify_every: int | None) -> tuple[list[Any], list[str]]:
     """Everything that a loop and a trainer leave, to the bit, and the comparisons."""
     left: list[Any] = []
     with counted() as comparisons:
-        for uses_trainer in (False, True):
+        for uses_trainer, dtype in product((False, True), (torch.float32, torch.float64)):
             torch.manual_seed(0)
             random.seed(0)
             np.random.seed(0)
-            model = gsplit.parallelize(Everything(), mesh, verify_every=verify_every)
+            model = gsplit.parallelize(Everything().to(dtype), mesh, verify_every=verify_every)
             model.is_wrapped = True
             optimizer = torch.optim.Adam(model.parameters(), 0.01)
             batches = loader(mesh, prefetch=2)
             if uses_trainer:
-                left.append(gsplit.Trainer(model, optimizer, batches).train_epoch(3))
+                loss_fn = WarmPenalty(model)
+                trainer = gsplit.Trainer(model, optimizer, batches, loss_fn=loss_fn)
+                left += [trainer.train_epoch(2), trainer.evaluate(graph(), ["train"]), trainer.train_epoch(2)]
+                left.append(loss_fn.num_calls)
             else:
                 for step in range(3):
-                    batch = batches.make_batch(0, step)
+                    batch = batches.make_batch(0, step).cast(dtype)
                     batch.mean(cross_entropy(call(model, batch), batch)).backward()  # gradients are accumulated
                     optimizer.step()
             left += [parameter.grad for parameter in model.parameters()]
             left += [model.state_dict(), optimizer.state_dict(), dict(batches.state_dict())]
-            left += [model.num_calls, model.latest, model.seen, model.scale, model.generator.random()]
+            left += [
+                model.num_calls,
+                model.latest,
+                model.seen,
+                dict(model.kinds),
+                model.scale,
+                model.generator.random(),
+            ]
             left += [torch.rand(1), random.random(), np.random.rand()]
     return left, comparisons
 
 
 def when(mesh: Mesh) -> list[str]:
-    """The comparisons of a trainer: the first step, after two evaluations, with other parameters, every 4 steps."""
+    """The comparisons of a model: its trainer's first step, after two evaluations, with other parameters, that of
+    another trainer, every 4 steps, and in evaluation mode.
+    """
     torch.manual_seed(0)
     model = gsplit.parallelize(Net(), mesh)
     for parameter in model.first.parameters():
@@ -440,17 +488,60 @@ def when(mesh: Mesh) -> list[str]:
     trainer = gsplit.Trainer(model, torch.optim.Adam(model.parameters(), 0.01), loader(mesh))
     events = []
     with counted() as comparisons:
-        for what in ("first", "again", "evaluated", "evaluated", "unfrozen", "every 4"):
+        for what in ("first", "again", "evaluated", "evaluated", "unfrozen", "another loss", "every 4"):
             if what == "evaluated":
                 gsplit.evaluate(model, graph(), ["train"])
             elif what == "unfrozen":
                 model.requires_grad_(True)
+            elif what == "another loss":
+                loss_fn = WarmPenalty(model)
+                trainer = gsplit.Trainer(model, trainer.state.optimizer, loader(mesh), loss_fn=loss_fn)
             elif what == "every 4":
                 trainer = gsplit.Trainer(model, trainer.state.optimizer, loader(mesh), verify_every=4)
             trainer.train_epoch(4)
             events.append(f"{what}: {', '.join(comparisons) or 'none'}")
             comparisons.clear()
+        model.eval()  # such as for fine-tuning without dropout
+        for step in range(2):
+            batch = trainer.state.loader.make_batch(0, step)
+            batch.mean(cross_entropy(call(model, batch), batch)).backward()
+        events.append(f"evaluating: {', '.join(comparisons) or 'none'}")
     return events
+
+
+def between_evaluations(mesh: Mesh) -> list[int]:
+    """The steps before which a loop is compared that asks for every second, and evaluates mini-batches before each."""
+    model = gsplit.parallelize(Net(), mesh, verify_every=2)
+    batches = loader(mesh)
+    found = []
+    with counted() as comparisons:
+        for step in range(5):
+            batch = batches.make_batch(*divmod(step, len(batches)))
+            with torch.no_grad():
+                call(model.eval(), batch)
+            batch.mean(cross_entropy(call(model.train(), batch), batch)).backward()
+            found += [step] * len(comparisons)
+            comparisons.clear()
+    return found
+
+
+def is_forgotten(mesh: Mesh) -> list[bool]:
+    """Whether loops whose first step was compared leave none of their parameters behind."""
+    found = []
+    for build in (Net, KeepingNet):
+        model = gsplit.parallelize(build(), mesh)
+        batches = loader(mesh)
+        batch = batches.make_batch(0, 0)
+        losses = cross_entropy(call(model, batch), batch)
+        if isinstance(model, KeepingNet):
+            losses = losses + model.penalty
+        loss = batch.mean(losses)
+        loss.backward()
+        parameters = [weakref.ref(parameter) for parameter in model.parameters()]
+        del model, batches, batch, losses, loss
+        gc.collect()
+        found.append(all(parameter() is None for parameter in parameters))
+    return found
 
 
 class CentringEncoder(Encoder):

@@ -20,6 +20,7 @@ from weakref import WeakMethod
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.utils.hooks import RemovableHandle
 
 from gsplit.device.packing import PinnedBuffers, PinnedMemory, map_tensors
 from gsplit.distributed.comm.comm import Call, Comm
@@ -64,6 +65,8 @@ class LossGuard:
         """Ranks that compare their losses in backward: in the first step, if only the loop knows its loss."""
         self.summed: list[Any] = []
         """The nodes of autograd whose values were given to ``mean`` and ``sum``, if losses are compared."""
+        self.hooks: list[RemovableHandle] = []
+        """On tensors that the model keeps, if losses are compared."""
 
     def reduced(self, gradient: Tensor) -> None:
         """Called when the backward pass reaches the global sum of this batch. A collective if losses are compared."""
@@ -80,6 +83,14 @@ class LossGuard:
             )
             expected = "the same gradient of the loss with respect to batch.mean or batch.sum on every rank"
             raise InputError(explain("backward", expected, got, fix))
+        torch.autograd.Variable._execution_engine.queue_callback(self._forget)  # at the end of backward
+
+    def _forget(self) -> None:
+        """Let go of the nodes of autograd: they refer to this object, and Python does not see such a cycle."""
+        self.summed.clear()
+        for hook in self.hooks:
+            hook.remove()
+        self.hooks.clear()
 
     def check(self, gradient: Tensor) -> None:
         """Called with the gradient of a wrapped model's output."""

@@ -57,6 +57,10 @@ def pack_optimizer(saved: SavedRows, optimizer: Optimizer, shape: torch.Size) ->
     """Add the state of an optimizer of one parameter. Also returns its arrays, which have a row per vertex."""
     packed = optimizer.state_dict()
     state = packed["state"].get(0, {})
+    sparse = [name for name, value in state.items() if isinstance(value, Tensor) and value.layout != torch.strided]
+    if sparse:
+        fix = "use SGD without momentum, Adagrad or SparseAdam, or save the rows alone"
+        raise InputError(explain("optimizer", "a state of dense tensors", f"a sparse {sparse[0]}", fix))
     arrays = {name: value for name, value in state.items() if isinstance(value, Tensor) and value.shape == shape}
     numbers = {name: _number(value) for name, value in state.items() if name not in arrays}
     options = {name: _number(value) for name, value in packed["param_groups"][0].items() if name != "params"}

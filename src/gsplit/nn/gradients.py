@@ -22,8 +22,10 @@ all-reduce adds the numbers of the ranks, and so the last digit of a gradient, d
 counted from the start of the process, and a resumed training must equal an uninterrupted one to the bit.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
+from weakref import WeakMethod, ref
 
 import torch
 from torch import Tensor
@@ -130,7 +132,7 @@ class _Bucket:
 
 
 class GradientAverage:
-    """Averages the gradients of some parameters after every backward that reaches them.
+    """Averages the gradients of some parameters after every backward that reaches them, while it exists.
 
     ``number`` distinguishes the models of a mesh, and the sets of trained parameters of one model; it is the same on
     every rank.
@@ -158,8 +160,8 @@ class GradientAverage:
         self.refuse_other_hooks()
         for parameter in parameters:
             self._handles += [
-                parameter.register_hook(self._before(parameter)),  # type: ignore[no-untyped-call]
-                parameter.register_post_accumulate_grad_hook(self._after),  # type: ignore[no-untyped-call]
+                parameter.register_hook(partial(_weakly(self._before), ref(parameter))),  # type: ignore[no-untyped-call]
+                parameter.register_post_accumulate_grad_hook(_weakly(self._after)),  # type: ignore[no-untyped-call]
             ]
 
     def refuse_other_hooks(self) -> None:
@@ -193,18 +195,18 @@ class GradientAverage:
         self._running = False
         self._started = 0
 
-    def _before(self, parameter: Parameter) -> Any:
-        def put_aside(grad: Tensor) -> None:
-            if grad.layout != torch.strided:
-                fix = "use dense gradients (sparse=False)"
-                raise InputError(explain("gradient", "a dense tensor", str(grad.layout), fix))
-            if not self._running:
-                self._running = True
-                torch.autograd.Variable._execution_engine.queue_callback(self._finish)
-            self._aside[id(parameter)] = parameter.grad
-            parameter.grad = None
-
-        return put_aside
+    def _before(self, parameter: "ref[Parameter]", grad: Tensor) -> None:
+        """Called with the gradient of a parameter, before it is added to the accumulated one, which is put aside."""
+        if grad.layout != torch.strided:
+            fix = "use dense gradients (sparse=False)"
+            raise InputError(explain("gradient", "a dense tensor", str(grad.layout), fix))
+        if not self._running:
+            self._running = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+        found = parameter()
+        assert found is not None
+        self._aside[id(found)] = found.grad
+        found.grad = None
 
     def _after(self, parameter: Tensor) -> None:
         """Called when a parameter's gradient of this backward is complete."""
@@ -246,6 +248,18 @@ class GradientAverage:
             for parameter in self.parameters:
                 if id(parameter) in aside:
                     parameter.grad = aside[id(parameter)]
+
+
+def _weakly(method: Callable[..., None]) -> Callable[..., None]:
+    """Calls a method while its object exists: hooks of a parameter that refer to it would keep it forever."""
+    weak = WeakMethod(method)
+
+    def call(*args: Any) -> None:
+        found = weak()
+        if found is not None:
+            found(*args)
+
+    return call
 
 
 def _fill_buckets(parameters: list[Parameter], most_bytes: int | None) -> list[list[Parameter]]:

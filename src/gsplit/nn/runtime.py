@@ -111,12 +111,10 @@ def _some(names: list[str]) -> str:
 
 
 class StepCheck(Protocol):
-    """Compares steps with one process before they are taken (``nn.checks.one_process``).
+    """Compares steps with one process before they are taken (``nn.checks.one_process``)."""
 
-    ``loss_of``: the loss of training from a model and a batch, if it is known.
-    """
-
-    loss_of: Callable[[Module, Batch], Tensor] | None
+    def use_loss(self, loss_of: Callable[[Module, Batch], Tensor], loss_fn: object) -> None:
+        """The loss of training from a model and a batch, and what it calls, if they are known."""
 
     def set_interval(self, every: int | None) -> None:
         """Compare also before every so many mini-batches; 0: never."""
@@ -151,7 +149,7 @@ class Runtime:
         """How training called the model last."""
         self.step_check: StepCheck | None = None
         self.status = ""
-        """``ModelStatus`` of the last forward on several ranks."""
+        """``ModelStatus`` of the last forward with gradients on several ranks."""
         self._open: list[tuple[ForwardPass, ForwardPassMode] | None] = []
         self._gradients: GradientAverage | None = None
         self._status = ModelStatus()
@@ -200,9 +198,11 @@ class Runtime:
     def _attach_status(self, model: Module, batch: Batch, mesh: Mesh) -> None:
         """Attach train/eval state to the loss collective, where ranks compare it."""
         if mesh.size > 1:
-            self.status = self.describe_status(model)
-            batch.context.guard.model_mode = self.status
-            mesh.record_model(self.status)
+            status = self.describe_status(model)
+            if torch.is_grad_enabled():
+                self.status = status
+            batch.context.guard.model_mode = status
+            mesh.record_model(status)
 
     def describe_status(self, model: Module) -> str:
         """``ModelStatus`` of the model as it is now."""

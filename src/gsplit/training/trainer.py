@@ -203,10 +203,9 @@ class Trainer:
         self._step = TrainingStep(
             self.state, loss, max_grad_norm=max_grad_norm, accumulate=accumulate, precision=precision
         )
-        step_check = runtime_of(model).step_check
-        assert step_check is not None  # of a model that parallelize has returned
-        step_check.loss_of = self._step.loss.mean
         if verify_every is not None:
+            step_check = runtime_of(model).step_check
+            assert step_check is not None  # of a model that parallelize has returned
             step_check.set_interval(verify_every)
         self._callbacks = tuple(callbacks)
         loader.telemetry.times_devices |= bool(callbacks)  # which get the times of every step
@@ -237,9 +236,16 @@ class Trainer:
 
     def train_step(self, batch: Batch) -> float:
         """Step the optimizer on one mini-batch; returns its loss, the same on every rank. A collective."""
+        self._tell_loss()
         self._step.reset()
         self._step.add(batch)
         return self._read_loss(batch, self._step.finish(batch))
+
+    def _tell_loss(self) -> None:
+        """Tell the comparison with one process which loss the next steps have: a model may have several trainers."""
+        step_check = runtime_of(self.state.model).step_check
+        assert step_check is not None  # of a model that parallelize has returned
+        step_check.use_loss(self._step.loss.mean, self._step.loss.loss_fn)
 
     def _read_loss(self, batch: Batch, loss: AsyncHostCopy) -> float:
         value = float(loss)  # the only device sync of a step
@@ -257,6 +263,7 @@ class Trainer:
         self._call_on_start()
         state = self.state
         state.model.train()
+        self._tell_loss()
         state.loader.load_state_dict(state.loader.state_dict())  # not a new epoch before the last one has ended
         self.stopped = False
         first = state.num_steps

@@ -128,7 +128,7 @@ def test_what_cannot_be_averaged_is_refused() -> None:
     with pytest.raises(InputError, match="parameters: expected real numbers .got torch.complex64"):
         GradientAverage([Parameter(torch.ones(2, dtype=torch.complex64))], TwinComm(), DeferredChecks())
     table = torch.nn.Embedding(4, 2, sparse=True)
-    GradientAverage(list(table.parameters()), TwinComm(), DeferredChecks())
+    _average = GradientAverage(list(table.parameters()), TwinComm(), DeferredChecks())
     with pytest.raises(InputError, match="gradient: expected a dense tensor"):
         table(torch.tensor([1])).sum().backward()
 
@@ -154,7 +154,7 @@ class LostComm(TwinComm):
 
 def test_buckets_that_pair_wrongly_are_found_out() -> None:
     model = Linear(2, 2)
-    GradientAverage(list(model.parameters()), LostComm(), DeferredChecks())
+    _average = GradientAverage(list(model.parameters()), LostComm(), DeferredChecks())
     with pytest.raises(CommError, match="expected bucket 0 on every rank .got bucket numbers with a mean of 1"):
         model(torch.ones(1, 2)).sum().backward()
 
@@ -173,7 +173,7 @@ def test_the_set_of_trained_parameters_may_change_often(number: int, monkeypatch
     monkeypatch.setattr(gradients, "BUCKET_BYTES", 1)  # several buckets
     torch.manual_seed(0)
     model = torch.nn.Sequential(Linear(4, 8), Linear(8, 2))
-    GradientAverage(list(model.parameters()), TwinComm(), DeferredChecks(), number)
+    _average = GradientAverage(list(model.parameters()), TwinComm(), DeferredChecks(), number)
     model(torch.ones(1, 4)).sum().backward()
     assert all(p.grad is not None for p in model.parameters())
 
@@ -204,7 +204,7 @@ def test_weights_that_differ_are_named_within_a_few_backwards(dtype: torch.dtype
         for parameter in model.parameters():
             parameter.fill_(-0.5)  # sum of absolute values: 4
     comm = DriftingComm()
-    GradientAverage(list(model.parameters()), comm, DeferredChecks())
+    _average = GradientAverage(list(model.parameters()), comm, DeferredChecks())
     comm.other = 4 * (1 + tolerance / 2)
     for _ in range(2 * gradients.COMPARE_EVERY):
         model(torch.ones(1, 3, dtype=dtype)).sum().backward()
@@ -236,7 +236,7 @@ def test_every_sixteenth_buffer_has_the_sum_of_weights_and_all_are_as_long(
         for parameter in model.parameters():
             parameter.fill_(-0.5)
     comm = BuffersComm()
-    GradientAverage(list(model.parameters()), comm, DeferredChecks())
+    _average = GradientAverage(list(model.parameters()), comm, DeferredChecks())
     for _ in range(18):
         model(torch.ones(1, 3, dtype=dtype)).sum().backward()
     assert comm.behind == [compared, *[usual] * 15, compared, usual]

@@ -8,7 +8,8 @@ as many, and sees what the model has kept from the first. If a loss or a gradien
 layer where the difference begins.
 
 Everything is left as it was: weights and buffers are replaced by copies meanwhile, in float64 if the model runs in it,
-and attributes of modules and random generators are restored. One process has nothing to compare.
+and attributes of modules and of the loss function, and random generators, are restored. One process has nothing to
+compare.
 """
 
 import json
@@ -17,10 +18,11 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -139,14 +141,16 @@ def _descend(parameters: list[Parameter], lr: float) -> None:
 class OneProcessCheck:
     """When the steps of a wrapped model are compared with one process, and the comparison.
 
-    Before the first step, after the first evaluation, when other parameters are trained than before, and before every
-    ``every`` mini-batches. ``every=0``: never. All ranks decide the same: the trained parameters are part of the
-    collective of every loss, so the comparison comes one step after they have changed.
+    Before the first step, also with another loss, after the first evaluation, when other parameters are trained or the
+    mode is another than before, and before every ``every`` mini-batches. ``every=0``: never. All ranks decide the same:
+    mode and trained parameters are part of the collective of every loss, so the comparison comes one step after they
+    have changed.
     """
 
     def __init__(self, every: int | None) -> None:
         self.set_interval(every)
-        self.loss_of: LossOfBatch | None = None
+        self._loss_of: LossOfBatch | None = None
+        self._loss_fn: object = None
         self._num_batches = 0
         self._compared: set[str] = set()
         self._evaluations = 0
@@ -157,6 +161,13 @@ class OneProcessCheck:
             fix = "leave it out to compare the first step, or give 0 to compare none"
             raise InputError(explain("verify_every", "a number of mini-batches", every, fix))
         self._every = every
+
+    def use_loss(self, loss_of: LossOfBatch, loss_fn: object) -> None:
+        """The loss of the steps that follow, and what it calls, whose state is restored."""
+        if loss_of != self._loss_of:
+            self._loss_of = loss_of
+            self._loss_fn = loss_fn
+            self._compared.clear()
 
     def copy(self) -> "OneProcessCheck":
         """For a copy of the model, which is compared by itself."""
@@ -182,12 +193,12 @@ class OneProcessCheck:
             if len(set(mesh.control.gather_text(Call("compare ranks before the first step"), text))) > 1:
                 return  # the next collectives tell in what they differ
         is_due = status not in self._compared or (self._every is not None and number % self._every == 0)
-        if is_due and status.startswith("training"):
+        if is_due:
             self._compared.add(status)
-            reason = self.compare(model, batch, self.loss_of or _called_by(template))
+            reason = self.compare(model, batch, self._loss_of or _called_by(template))
             if reason and mesh.rank == 0:
                 _LOG.warning("the first step of the model was not compared with one process: %s", reason)
-            if self.loss_of is None:
+            if self._loss_of is None:
                 batch.context.guard.control = mesh.control
 
     def after_forward(self, model: Module, batch: Batch) -> None:
@@ -198,7 +209,8 @@ class OneProcessCheck:
             for name, value in vars(module).items():
                 if isinstance(value, Tensor) and value.grad_fn is not None:
                     kept = f"{path}.{name}" if path else name
-                    value.register_hook(partial(_check_kept, kept, value.grad_fn, batch.context.guard))
+                    hook = partial(_check_kept, kept, value.grad_fn, batch.context.guard)
+                    batch.context.guard.hooks.append(value.register_hook(hook))
 
     def compare(self, model: Module, batch: Batch, loss_of: LossOfBatch | None) -> str:
         """Compare; every rank raises if there is a difference. ``batch``: one of the loader's. A collective.
@@ -214,9 +226,10 @@ class OneProcessCheck:
             return "the loader of its mini-batch does not exist any more"
         if loss_of is None:
             return "it was called with tensors that are not of the mini-batch"
+        loss_fn = self._loss_fn if loss_of == self._loss_of else loss_of
         self._is_running = True
         try:
-            return _Comparison(model, runtime, mesh, lambda alone: make(alone=alone), loss_of).run()
+            return _Comparison(model, runtime, mesh, lambda alone: make(alone=alone), loss_of, loss_fn).run()
         finally:
             self._is_running = False
 
@@ -248,7 +261,7 @@ def _nodes_below(nodes: list[Any]) -> set[Any]:
 
 
 def _called_by(template: CallTemplate | None) -> LossOfBatch | None:
-    """A loss in place of the user's, which is not known: a weighted sum of the model's outputs.
+    """A loss in place of the user's, which is not known: a weighted sum of the model's first output.
 
     The weights of a target's outputs depend on the target, so gradients of different rows differ. For pairs the outputs
     are those of their two ends, unless the model has decoded them.
@@ -292,9 +305,11 @@ class _Comparison:
     mesh: Mesh
     batches: Callable[[bool], Iterator[Batch]]
     loss_of: LossOfBatch
+    loss_fn: object
 
     def run(self) -> str:
         """Take the steps alone and together, and compare; the reason if that is not possible. A collective."""
+        self.runtime.checks.finish()  # of training, on all ranks: those of rank 0 must not be run in its steps alone
         own = dtype_of(self.model.parameters())
         size = 8 * sum(parameter.numel() for parameter in self.model.parameters())
         dtypes = [own] if size > _MOST_BYTES else list(dict.fromkeys([torch.float64, own]))
@@ -337,7 +352,8 @@ class _Comparison:
     def _steps(self, dtype: torch.dtype, *, alone: bool) -> TrainedSteps:
         """The steps with copies of weights and buffers, on the ranks or on one process."""
         mesh = solo_mesh(self.mesh.device) if alone else self.mesh
-        with _copied_state(self.model, dtype, self.mesh.device), self.runtime.on_mesh(mesh), torch.enable_grad():
+        copied = _copied_state(_owners(self.model, self.loss_fn), dtype, self.mesh.device)
+        with copied, self.runtime.on_mesh(mesh), torch.enable_grad():
             batches = (batch.cast(dtype) for batch in self.batches(alone))
             steps = run_steps(self.model, batches, self.loss_of)
         self.runtime.checks.finish()  # on a device a rank is told later what all of them must raise here
@@ -406,32 +422,47 @@ class _SumOutputs(OwnHook):
                 rows.register_hook(partial(self._sums.add_gradient, self._name))
 
 
+def _owners(model: Module, loss_fn: object) -> list[Any]:
+    """What a step may change: the modules of the model, and the loss function if it is an object or a method of one."""
+    owner = getattr(loss_fn, "__self__", loss_fn)
+    more = list(owner.modules()) if isinstance(owner, Module) else [owner]
+    distinct = {id(each): each for each in [*model.modules(), *more]}.values()
+    return [each for each in distinct if hasattr(each, "__dict__") and not isinstance(each, _WITHOUT_STATE)]
+
+
 @contextmanager
-def _copied_state(model: Module, dtype: torch.dtype, device: torch.device) -> Iterator[None]:
-    """Replace parameters, buffers and what modules keep in attributes by copies; restore them and the generators."""
-    modules = list(model.modules())
-    held = [(module, {**module._parameters, **module._buffers}, dict(vars(module))) for module in modules]
-    copies: dict[int, Any] = {id(module): module for module in modules}
+def _copied_state(owners: list[Any], dtype: torch.dtype, device: torch.device) -> Iterator[None]:
+    """Replace the parameters, buffers and attributes of objects by copies; restore them and the generators.
+
+    The tables of modules are changed and not their attributes: an LSTM also has a list of its parameters, which it
+    changes when an attribute is set. Meanwhile the parameters themselves require no gradient: a loss may hold them.
+    """
+    modules = [each for each in owners if isinstance(each, Module)]
+    tables = [(table, dict(table)) for each in modules for table in (each._parameters, each._buffers)]
+    states = [(vars(each), dict(vars(each))) for each in owners]
+    tensors = [tensor for _, table in tables for tensor in table.values() if tensor is not None]
+    trained = [tensor for tensor in tensors if isinstance(tensor, Parameter) and tensor.requires_grad]
+    copies: dict[int, Any] = {id(each): each for each in owners}
     python, numpy = random.getstate(), np.random.get_state()
     try:
         with fork_random_states(device):
-            for module, tensors, _ in held:
-                for name, tensor in tensors.items():
-                    if tensor is not None:
-                        setattr(module, name, copies.setdefault(id(tensor), _copy(tensor, dtype)))
-            for module, _, attributes in held:
-                for name in attributes.keys() - _MODULE_ATTRIBUTES:
-                    vars(module)[name] = _copy_attribute(attributes[name], dtype, copies)
+            copies |= {id(tensor): _copy(tensor, dtype) for tensor in tensors}
+            for parameter in trained:
+                parameter.requires_grad_(False)
+            for table, saved in tables:
+                table.update({name: copies[id(tensor)] for name, tensor in saved.items() if tensor is not None})
+            for state, saved in states:
+                for name in saved.keys() - _MODULE_ATTRIBUTES:
+                    state[name] = _copy_attribute(saved[name], dtype, copies)
             yield
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
-        for module, tensors, attributes in held:
-            for name, tensor in tensors.items():
-                setattr(module, name, tensor)
-            for name in vars(module).keys() - attributes.keys():
-                delattr(module, name)
-            vars(module).update(attributes)
+        for parameter in trained:
+            parameter.requires_grad_(True)
+        for table, saved in [*tables, *states]:
+            table.clear()
+            table.update(saved)
 
 
 def _copy(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -443,14 +474,17 @@ def _copy_attribute(value: Any, dtype: torch.dtype, copies: dict[int, Any]) -> A
     """A copy of what a call may change; ``copies``: what it may refer to by id, with its copies."""
     if isinstance(value, Tensor):
         return _copy(value, dtype)
-    if type(value) not in _CHANGED_IN_PLACE:
+    if type(value) is tuple:
+        return tuple(copies.get(id(each), each) for each in value)
+    if not isinstance(value, _CHANGED_IN_PLACE):
         return value
     try:
         return deepcopy(value, dict(copies))
-    except RuntimeError:  # tensors of a graph of autograd, which calls do not change
-        return value
+    except Exception:  # of what it holds, such as tensors of a graph of autograd
+        return copy(value)
 
 
 _MODULE_ATTRIBUTES = frozenset(vars(Module()))
 _CHANGED_IN_PLACE = (list, dict, set, deque, random.Random, np.random.Generator, np.random.RandomState)
-"""Attributes of modules that are copied; those of other types are not expected to change in a call."""
+"""Attributes that are copied; those of other types are not expected to change in a call."""
+_WITHOUT_STATE = (FunctionType, ModuleType, type)
