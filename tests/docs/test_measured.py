@@ -90,6 +90,8 @@ def test_strategies_on_several_graphs_are_those_of_the_records() -> None:
         ("GAT, batch 1024", "training-main", "gat", 1024),
         ("SAGE, batch 256, features on disk", "training-disk", "sage", 256),
         ("SAGE, batch 1024, features on disk", "training-disk", "sage", 1024),
+        ("GAT, batch 256, features on disk", "training-disk", "gat", 256),
+        ("GAT, batch 1024, features on disk", "training-disk", "gat", 1024),
     ):
         ratios = [_over_split(record, model, batch, system) for system in systems]
         cells = " | ".join(f"{two:.2f} / {four:.2f}" for two, four in ratios)
