@@ -13,7 +13,13 @@ from gsplit.cli.tasks import InferTask, TrainTask, VerifyTask
 from gsplit.errors import InputError, explain
 from gsplit.inference.prediction_table import check_request
 from gsplit.run.config import TrainSettings, applies_to_verify, load_settings
-from gsplit.run.folder import latest_checkpoint, load_run, training_folder
+from gsplit.run.folder import (
+    latest_checkpoint,
+    load_run,
+    run_of_training,
+    training_folder,
+    trainings_with_checkpoints,
+)
 from gsplit.store.reader import open_store
 from gsplit.training.scalar_log import check_log_folder
 
@@ -132,8 +138,15 @@ class _Kept:
 def _resumed_settings(run: Path, out: Path | None) -> TrainSettings:
     if out not in (None, run):
         raise InputError(explain("--out", f"{run}, the run that is resumed", out, "leave it out"))
+    whole = run_of_training(run)
+    if whole is not None:
+        fix = f"pass --resume {whole}"
+        raise InputError(explain(f"--resume {run}", "a run", f"one training of the run {whole}", fix))
     if latest_checkpoint(run) is None:
         got, fix = ("no checkpoint", "train it from the start, with --out")
+        if older := trainings_with_checkpoints(run):
+            got = f"no checkpoint of {training_folder(run)}, which was to replace {older[0]}"
+            fix = f"remove {training_folder(run)} to continue {older[0]}"
         if not run.exists():
             got, fix = ("no such folder", "check the path of the run")
         raise InputError(explain(f"--resume {run}", "a run with a checkpoint", got, fix))

@@ -104,12 +104,13 @@ def _count_right(targets: Scored) -> Tensor:
 
 
 def _count_confusion(targets: Scored) -> Tensor:
-    """For every class or column: right, predicted and true ones; [C, 3]."""
+    """For every class or column: right, predicted and true ones; [C, 3]. Classes that have no output are one more."""
     if targets.is_classes:
+        num_classes = targets.out.size(1)
         predicted = predicted_classes(targets.out)
-        true = targets.y
+        true = targets.y.clamp(max=num_classes)
         counted = (predicted[predicted == true], predicted[predicted >= 0], true)
-        found = [torch.bincount(values, minlength=targets.out.size(1)) for values in counted]
+        found = [torch.bincount(values, minlength=num_classes + 1) for values in counted]
     else:
         predicted, true, _ = _zeros_and_ones(targets)
         found = [entries.sum(0) for entries in (predicted & true, predicted, true)]

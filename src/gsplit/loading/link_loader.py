@@ -121,6 +121,10 @@ class LinkNeighborLoader(BatchLoader[LinkBatch]):
             fix = "use one of these"
             raise InputError(explain("exclude_seed_edges", "'reverse', True or False", repr(exclude_seed_edges), fix))
         self._excludes = exclude_seed_edges
+        if listed is None and (edge_label is not None or edge_label_time is not None):
+            got = "edge_label_index=None, whose edges are in the order of the store"
+            fix = "give edge_label_index=data.edge_index"
+            raise InputError(explain("edge_label, edge_label_time", "pairs whose order they have", got, fix))
         self._pairs = list_pairs(store, listed, edge_label)
         if self._type is not None:
             self._pairs = self._type.fuse(self._pairs)
@@ -238,8 +242,7 @@ def list_pairs(store: GraphStore, edge_label_index: str | Tensor | None, edge_la
         return ListedPairs.listed(pairs, _labels_of(edge_label, pairs.shape[0]))
     if edge_label_index is None:
         _require_original_order(store)
-        edges = ListedPairs.edges_of(store.graph)
-        return replace(edges, labels=_labels_of(edge_label, edges.num_pairs))
+        return ListedPairs.edges_of(store.graph)
     listed = store.pairs(edge_label_index)
     if edge_label is not None:
         return ListedPairs.listed(listed, _labels_of(edge_label, listed.shape[0]))

@@ -47,7 +47,10 @@ class LinkBatch(Batch):
     @property
     def pair_rows(self) -> PairRows:
         """The pairs of this rank."""
-        assert self.pairs is not None
+        if self.pairs is None:  # in exact inference, which has vertices
+            expected = "a forward that calls batch.endpoints before it reads pairs"
+            fix = "call batch.endpoints(h) first: inference ends the forward there"
+            raise InputError(explain("the model", expected, "one that reads them first", fix))
         return self.pairs
 
     @property

@@ -60,9 +60,11 @@ __all__ = [
     "lock_run",
     "read_settings",
     "read_weights",
+    "run_of_training",
     "telemetry_files",
     "telemetry_path",
     "training_folder",
+    "trainings_with_checkpoints",
     "write_settings",
 ]
 
@@ -101,6 +103,18 @@ def _numbered(run: Path) -> list[os.DirEntry[str]]:
 def training_folder(run: Path) -> Path:
     """The folder of the newest training, to which a running training writes; RUN itself if there is none."""
     return next(iter(list_trainings(run)), run)
+
+
+def trainings_with_checkpoints(run: Path) -> list[Path]:
+    """The folders of all trainings that can be continued, the newest first."""
+    return [training for training in list_trainings(run) if latest_file(checkpoint_folder(training)) is not None]
+
+
+def run_of_training(folder: Path) -> Path | None:
+    """The run that a folder such as RUN/1 is a training of."""
+    run = folder.absolute().parent
+    is_run = (run / _LOCK).exists() or (run / _CURRENT).exists()
+    return run if is_run and folder.absolute() in list_trainings(run) else None
 
 
 def finished_folder(run: Path) -> Path:
@@ -183,7 +197,7 @@ def check_new_run(run: Path, *, overwrite: bool) -> None:
     elif finished_folder(run) != run or (run / _SETTINGS).exists():
         got = "a run"
         fix = "choose another --out, or pass --overwrite"
-    elif latest_checkpoint(run) is not None:
+    elif trainings_with_checkpoints(run):
         got = "an unfinished run with checkpoints"
         fix = f"continue with --resume {run}, choose another --out, or pass --overwrite"
     else:
@@ -203,15 +217,18 @@ def _is_file_of_run(name: str) -> bool:
 
 
 def begin_run(run: Path) -> None:
-    """Make the folder of a new training, and remove those of unfinished trainings. Requires the lock."""
+    """Make the folder of a new training. Requires the lock.
+
+    Until it is finished, the finished training stays, and the newest that can be continued; all others are removed.
+    """
     run.mkdir(parents=True, exist_ok=True)
-    _remove_trainings(run, keep=finished_folder(run))
+    _remove_trainings(run, [finished_folder(run), *trainings_with_checkpoints(run)[:1]])
     _new_training(run)
 
 
-def _remove_trainings(run: Path, keep: Path) -> None:
+def _remove_trainings(run: Path, kept: list[Path]) -> None:
     for training in list_trainings(run):
-        if training != keep:
+        if training not in kept:
             shutil.rmtree(training)
 
 
@@ -297,7 +314,7 @@ def finish_run(
     write_settings(run, settings, shape)
     remove_unused(checkpoint_folder(training))
     write_atomic(run / _CURRENT, [f"{training.name}\n".encode()])
-    _remove_trainings(run, keep=training)
+    _remove_trainings(run, [training])
     for path in run.iterdir():
         if _is_file_of_run(path.name):  # RUN itself was the folder of a training
             path.unlink()

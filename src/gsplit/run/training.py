@@ -243,6 +243,8 @@ def train_run(
             run_on_rank_zero(mesh.control, "begin run", lambda: _open_folder(run, out, lock, overwrite, checkpoint))
         logs = _open_logs(run)
         trainer = _make_trainer(run, view, checkpoint, logs=logs)
+        if out is not None and checkpoint is not None:  # not before: what is refused should not be tried again
+            run_on_rank_zero(mesh.control, "write settings", lambda: write_settings(out, run.settings, run.shape))
         if trainer.state.loader.device_note:
             view.note(trainer.state.loader.device_note)
         hint_at_partitioning(store, run.settings, mesh, view)
@@ -347,10 +349,10 @@ def _open_folder(run: _Run, out: Path, lock: ExitStack, overwrite: bool, checkpo
         check_new_run(out, overwrite=overwrite)
         lock.enter_context(lock_run(out))
         begin_run(out)
+        write_settings(out, run.settings, run.shape)
     else:
         position = checkpoint.state["loader"]
         continue_run(out, (position["epoch"], position["step"]))
-    write_settings(out, run.settings, run.shape)
 
 
 def _finish(run: _Run, out: Path, state: TrainState) -> None:
@@ -394,15 +396,17 @@ def _stop_on_signals(request_stop: Callable[[], None]) -> Iterator[None]:
     """Call ``request_stop`` on SIGTERM and Ctrl-C: training stops after the current step and saves.
 
     A process that a user started ends at the second signal. A rank of a launcher gets the signal both from the terminal
-    and from the launcher, so it ignores the second one; the launcher kills ranks that take too long. In a thread other
-    than the main thread, which receives no signals, this does nothing.
+    and from the launcher, so it ignores the second one, also while it ends; the launcher kills ranks that take too
+    long. In a thread other than the main thread, which receives no signals, this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     is_launched = "RANK" in os.environ
+    is_stopped = threading.Event()
 
     def stop(signum: int, frame: FrameType | None) -> None:
+        is_stopped.set()
         request_stop()
         if not is_launched:
             restore()
@@ -411,7 +415,7 @@ def _stop_on_signals(request_stop: Callable[[], None]) -> Iterator[None]:
 
     def restore() -> None:
         for each, handler in before.items():
-            signal.signal(each, handler)
+            signal.signal(each, signal.SIG_IGN if is_launched and is_stopped.is_set() else handler)
 
     try:
         yield

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from gsplit.errors import InputError
 from gsplit.inference.evaluate import count_evaluation_edges
 from gsplit.run import recipe
 from gsplit.run.config import TrainSettings, applies_to_verify
+from gsplit.run.folder import begin_run, training_folder
 from gsplit.run.models import MODELS
 from gsplit.run.results import TrainResult
 from gsplit.store.build import build_store
@@ -363,12 +365,17 @@ def test_resuming_takes_the_runs_own_settings_and_says_what_it_needs(store: Stor
     assert longer["losses"][:3] == first["losses"] and longer["steps"] == 5
     epochs = json.loads(_run("train", path, "--resume", str(run), "--epochs", "3", "--json").stdout)
     assert epochs["losses"][:5] == longer["losses"] and epochs["steps"] > 5  # epochs, not the five steps
+    cut_off = tmp_path / "cut off"
+    shutil.copytree(run, cut_off)
+    begin_run(cut_off)
     for words, message in (
         (["--resume", str(run), "--out", str(tmp_path / "b")], "--out: expected .*run, the run that is resumed"),
         (["--resume", str(tmp_path / "c")], "--resume .*c: expected a run with a checkpoint .got no such folder"),
         (["--resume", str(run), "--steps", "2"], "--steps or --epochs: expected at least the .* steps .* .got 2 steps"),
         (["--resume", str(tmp_path)], "expected a run with a checkpoint .got no checkpoint"),
+        (["--resume", str(cut_off)], "got no checkpoint of .*, which was to replace .*remove .* to continue"),
         (["--save-every", "5"], "--save-every: expected a run to save .got no --out"),
+        (["--resume", str(training_folder(run))], "expected a run .got one training of the run .*pass --resume .*run"),
         (["--resume", str(run), "--seed", "1"], "expected the same training .got seed 1 instead of 0"),
     ):
         done = _run("train", path, *words, "--json")

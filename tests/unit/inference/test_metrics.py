@@ -49,6 +49,12 @@ def test_scores_of_classes(pieces: int) -> None:
     assert found["roc_auc"] == pytest.approx(np.mean(areas))
 
 
+def test_a_class_without_an_output_is_never_right() -> None:
+    found = _scores(["accuracy", "f1_micro", "f1_macro"], [[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]], [0, 1, 2], 3)
+    assert found["accuracy"] == found["f1_micro"] == pytest.approx(2 / 3)
+    assert found["f1_macro"] == pytest.approx((1 + 2 / 3 + 0) / 3)
+
+
 def test_outputs_that_are_not_finite_are_wrong_and_not_class_0() -> None:
     nan, inf = float("nan"), float("inf")
     out, y = [[nan, nan], [1.0, 0.0], [0.0, 1.0], [inf, 0.0], [-inf, 0.0]], [0, 0, 1, 0, 1]

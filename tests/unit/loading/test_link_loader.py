@@ -100,6 +100,9 @@ def test_every_edge_is_a_pair_by_default() -> None:
     batch = next(iter(loader))
     found = batch.endpoint_ids[batch.edge_label_index].T.tolist()
     assert sorted(found) == sorted(EDGES.T.tolist())
+    for given in ("edge_label", "edge_label_time"):  # in the order of the user's edges, which is another
+        with pytest.raises(InputError, match="edge_label_index=None, whose edges are in the order of the store"):
+            _loader(None, **{given: torch.arange(EDGES.shape[1])})
     with pytest.raises(InputError, match="a whole store in its original order"):
         _loader(None, partition=torch.tensor([1, 0, 0, 1, 0, 1]))
 

@@ -51,6 +51,13 @@ class _InBatch(_Model):
         return z[batch.src_index] @ z[batch.candidates].T
 
 
+class _PairsFirst(_Model):
+    def forward(self, batch: LinkBatch) -> Tensor:
+        src, dst = batch.edge_label_index
+        z = batch.endpoints(self.encode(batch))
+        return (z[src] * z[dst]).sum(-1)
+
+
 class _TwoOutputs(_Model):
     def forward(self, x: Tensor, edge_index: Any) -> tuple[Tensor, Tensor]:
         z = self.encoder(x, edge_index)
@@ -118,3 +125,14 @@ def test_what_does_not_fit_a_batch_is_refused() -> None:
     decoder = gsplit.parallelize(PairScores(), solo_mesh())
     with pytest.raises(InputError, match="a batch of pairs, which it decodes .got a batch of vertices"):
         decoder(vertices)
+
+
+def test_inference_of_a_model_that_reads_pairs_before_endpoints_says_so() -> None:
+    model = gsplit.parallelize(_PairsFirst(), solo_mesh())
+    assert model(_batch()).dim() == 1
+
+    def decoder(src: Tensor, dst: Tensor) -> Tensor:
+        return (src * dst).sum(-1)
+
+    with pytest.raises(InputError, match="calls batch.endpoints before it reads pairs"):
+        gsplit.evaluate_links(model, link_store("mixed")[0], pairs_of(), num_negatives=5, decoder=decoder)

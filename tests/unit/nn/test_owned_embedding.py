@@ -134,6 +134,11 @@ def test_other_uses_are_refused(tmp_path: Path) -> None:
     others = torch.optim.SGD([*embedding.parameters(), torch.nn.Parameter(torch.ones(1))])
     with pytest.raises(InputError, match=r"\(got one of 2 parameters\)"):
         embedding.save(tmp_path / "rows", others)
+    momentum = torch.optim.SGD(embedding.parameters(), lr=0.1, momentum=0.9)
+    embedding(_batch()).sum().backward()
+    momentum.step()
+    with pytest.raises(InputError, match=r"dense tensors \(got a sparse momentum_buffer\).*SGD without momentum"):
+        embedding.save(tmp_path / "rows", momentum)
     with_momentum = torch.optim.SparseAdam(embedding.parameters())
     with_momentum.state[embedding.weight]["other"] = torch.ones(2)
     with pytest.raises(InputError, match=r"tensors of the shape of the rows \(got \[2\]\)"):

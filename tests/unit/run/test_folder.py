@@ -22,9 +22,11 @@ from gsplit.run.folder import (
     load_run,
     load_weights,
     lock_run,
+    run_of_training,
     telemetry_files,
     telemetry_path,
     training_folder,
+    trainings_with_checkpoints,
 )
 from gsplit.run.results import ModelShape
 from gsplit.training.checkpoints.files import CheckpointManifest, CheckpointWriter
@@ -105,6 +107,30 @@ def test_an_unfinished_run_is_nothing_until_it_has_a_checkpoint(tmp_path: Path) 
     with pytest.raises(InputError, match="got an unfinished run with checkpoints.*--resume .*run, choose another"):
         check_new_run(run, overwrite=False)
     check_new_run(run, overwrite=True)
+
+
+def test_an_unfinished_run_stays_until_the_one_that_replaces_it_is_finished(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for number in (1, 2):
+        begin_run(run)
+        _add_checkpoint(run, number)
+    begin_run(run)
+    assert [training.name for training in list_trainings(run)] == ["3", "2"]
+    assert latest_checkpoint(run) is None and trainings_with_checkpoints(run) == [run / "2"]
+    with pytest.raises(InputError, match="got an unfinished run with checkpoints"):
+        check_new_run(run, overwrite=False)
+    begin_run(run)  # the third has left nothing
+    assert [training.name for training in list_trainings(run)] == ["3", "2"]
+    finish_run(run, TrainSettings(), SHAPE, {}, History([1.0]))
+    assert list_trainings(run) == [run / "3"]
+
+
+def test_a_training_is_told_from_a_run(tmp_path: Path) -> None:
+    _save(tmp_path / "run")
+    _save(tmp_path / "7")
+    assert run_of_training(tmp_path / "run" / "1") == tmp_path / "run"
+    assert run_of_training(tmp_path / "run") is None and run_of_training(tmp_path / "7") is None
+    assert run_of_training(tmp_path / "run" / "2") is None
 
 
 def _add_checkpoint(run: Path, step: int) -> Path:

@@ -22,7 +22,7 @@ from gsplit.run.folder import (
     training_folder,
 )
 from gsplit.run.results import EpochReport, RunView, TrainResult
-from gsplit.run.training import train_run
+from gsplit.run.training import _stop_on_signals, train_run
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.store.reader import Store
@@ -167,6 +167,31 @@ def test_another_sampler_is_refused_before_the_run_is_changed(
         _train(store, run, sampler=other, resume=True)
     assert load_run(training_folder(run))[0].sampler == drawn  # what --resume without options reads
     assert _train(store, run, sampler=drawn, resume=True).finished
+
+
+def test_a_setting_that_is_refused_is_not_tried_again(store: Store, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    _train(store, run, _Stopping(2, signal.SIGTERM))
+    with pytest.raises(InputError, match="device_cache: expected a model on a device"):
+        _train(store, run, device_cache="1GB", resume=True)
+    assert load_run(training_folder(run))[0].device_cache == SETTINGS.device_cache
+    assert _train(store, run, resume=True).finished
+
+
+def test_a_rank_ignores_signals_while_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
+    asked = []
+    try:
+        with _stop_on_signals(lambda: asked.append(1)):
+            signal.raise_signal(signal.SIGINT)
+        assert asked and all(signal.getsignal(each) is signal.SIG_IGN for each in before)
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    with _stop_on_signals(lambda: None):
+        pass
+    assert {each: signal.getsignal(each) for each in before} == before
 
 
 def test_a_finished_run_is_finished_and_can_be_made_longer(store: Store, tmp_path: Path) -> None:
