@@ -161,7 +161,8 @@ class ForwardPass:
     def _run_all_types(self, split: SplitForward, call: LayerCall, index: int) -> dict[str, Tensor | None]:
         """Call a layer with the mixed rows of all types, and keep the destinations' outputs. A collective per type."""
         rows_of = input_rows(call)
-        relations = typed_batch(self.batch).types.edge_types
+        dicts = (each for each in (*call[0], *call[1].values()) if isinstance(each, dict))
+        relations = list(next(each for each in dicts if find_handle(((each,), {})) is not None))
         for relation in relations:
             relation_rows(split.name, (((rows_of.get(relation[0]), rows_of.get(relation[2])),), {}), relation)
         mixed = {name: self._mix(index, name, h)[0] for name, h in rows_of.items()}
@@ -238,6 +239,8 @@ class ForwardPass:
         """
         if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
             return None
+        if x is not None and x.requires_grad and not torch.is_grad_enabled():
+            return None  # in a function with a backward of its own
         for output, activation in self._applied:
             if x is not None and output() is x and not activation.is_called:
                 return activation.relu(x)

@@ -363,7 +363,7 @@ class _Aggregate(torch.autograd.Function):
             _, sums = _mask_gradient(products, None, ctx.pool)
             g_factor = sums.sum().reshape(factor.shape)
         g_dst = None
-        if needs_dst:
+        if needs_dst and (ctx.appends_dst or factor is not None):
             g_dst = g[:, column:] if factor is None else g[:, column:] * factor
         return g_x, g_dst, g_factor, *[None] * 8
 

@@ -79,7 +79,7 @@ class _GlobalBatchNorm(torch.autograd.Function):
         ctx.comm = comm
         ctx.call = call
         ctx.telemetry = telemetry
-        return xhat if weight is None else xhat * weight
+        return xhat.clone() if weight is None else xhat * weight  # saved: the model may change its output
 
     @staticmethod
     @once_differentiable

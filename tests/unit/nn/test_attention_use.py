@@ -78,6 +78,30 @@ def test_a_wrapped_model_is_computed_by_our_kernels(
     assert list(model.state_dict()) == names
 
 
+class _InPlace(Module):
+    def __init__(self, kind: Any, options: dict[str, Any]) -> None:
+        super().__init__()
+        self.first, self.second = kind(WIDTH, 8, heads=2, **options), kind(16, CLASSES, **options)
+
+    def forward(self, x: torch.Tensor, edge_index: Any) -> Any:
+        return self.second(F.relu(self.first(x, edge_index), inplace=True), edge_index)
+
+
+@pytest.mark.parametrize(
+    "kind, options",
+    [(GATConv, {"bias": False}), (GATv2Conv, {"bias": False}), (TransformerConv, {"root_weight": False})],
+)
+def test_outputs_may_be_changed_in_place(kind: Any, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = parallelize(_InPlace(kind, options).double(), solo_mesh())
+    with _counted(monkeypatch) as calls:
+        out, grads = _train_step(model, make_batch(2))
+    assert len(calls) == 4
+    want, wanted = _without_kernels(model, make_batch(2), monkeypatch)
+    assert torch.allclose(out, want, atol=1e-11)
+    for one, other in zip(grads, wanted, strict=True):
+        assert (one is None) == (other is None) and (one is None or torch.allclose(one, other, atol=1e-10))
+
+
 @pytest.mark.parametrize(
     "kind, options",
     [

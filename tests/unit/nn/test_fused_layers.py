@@ -207,6 +207,16 @@ def test_layers_beside_each_other_both_apply_their_relu(monkeypatch: pytest.Monk
     assert _check_equal(model, make_batch(2), monkeypatch) == [True, True, False]
 
 
+class _StraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.relu()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g
+
+
 def _read_later(self: Any, x: Tensor, edge_index: Any) -> Any:
     """What ``self.mode`` says, which is another thing at wrapping."""
     h = self.one(x, edge_index)
@@ -221,6 +231,8 @@ def _read_later(self: Any, x: Tensor, edge_index: Any) -> Any:
         with torch.no_grad():
             r = F.relu(h)
         return self.two(r, edge_index)
+    if self.mode == "function with a backward of its own":
+        return self.two(_StraightThrough.apply(h), edge_index)  # type: ignore[no-untyped-call]
     r = F.relu(h)
     if self.mode == "added":
         r = r + h
@@ -243,6 +255,7 @@ def _read_later(self: Any, x: Tensor, edge_index: Any) -> Any:
         "layer",
         "kept without a relu",
         "relu without gradients",
+        "function with a backward of its own",
         "added",
         "relu again",
         "kept",

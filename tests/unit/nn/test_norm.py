@@ -31,6 +31,14 @@ def test_one_rank_is_torch(affine: bool, momentum: float) -> None:
         assert torch.allclose(got, wanted, atol=1e-12)
 
 
+def test_the_output_may_be_changed_in_place() -> None:
+    x = torch.randn(40, 6, dtype=torch.float64, requires_grad=True)
+    out = global_batch_norm(x, None, None, None, None, 0.1, 1e-5, SoloComm(), 0, DeferredChecks(), StepTelemetry())
+    (got,) = torch.autograd.grad(out.relu_().square().sum(), [x])
+    want = F.batch_norm(x, None, None, training=True).relu().square().sum()
+    assert torch.allclose(got, torch.autograd.grad(want, [x])[0], atol=1e-12)
+
+
 def test_float32_keeps_the_variance_of_rows_far_from_zero() -> None:
     x = torch.randn(5000, 3) + 1000
     var = torch.zeros(3)

@@ -2,7 +2,8 @@
 
 import copy
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from torch_geometric.nn import (
     GraphConv,
     HANConv,
     HeteroConv,
+    HGTConv,
     LayerNorm,
     RGCNConv,
     SAGEConv,
@@ -24,6 +26,7 @@ from torch_geometric.nn import (
 import gsplit
 from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.errors import InputError
+from gsplit.graph.types import EdgeType
 from gsplit.loading.loader import NeighborLoader
 from gsplit.minibatch.batch import Batch
 from gsplit.minibatch.typed_batch import TypedBatch
@@ -78,6 +81,50 @@ def test_all_neighbours_give_the_outputs_of_pyg_on_the_whole_graph(kind: str) ->
             out = run_model(model, batch)
             ids = batch.n_id_dict["paper"][: batch.num_targets]
             assert float((out - wanted[ids]).abs().max()) < 1e-12
+
+
+class _Upper(Module):
+    """Encoders by type and two layers; the upper one is given and called with some relations."""
+
+    def __init__(self, make: Callable[[], Module], relations: Sequence[EdgeType] = RELATIONS) -> None:
+        super().__init__()
+        self.lins = ModuleDict({name: Linear(width, 8) for name, width in WIDTHS.items()})
+        self.lower = HeteroConv({r: GraphConv((8, 8), 8) for r in RELATIONS})
+        self.upper = make()
+        self.relations = relations
+
+    def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Any]) -> Tensor:
+        h = {name: self.lins[name](x).tanh() for name, x in x_dict.items()}
+        h = {name: rows.tanh() for name, rows in self.lower(h, edge_index_dict).items()}
+        out: Tensor = self.upper(h, {r: edge_index_dict[r] for r in self.relations})["paper"]
+        return out
+
+
+def _without_root(aggr: str) -> Module:
+    layer: Module = HeteroConv({r: SAGEConv((8, 8), 8, aggr=aggr, root_weight=False) for r in RELATIONS})
+    return layer
+
+
+@pytest.mark.parametrize(
+    "make, relations",
+    [
+        *((partial(_without_root, aggr), RELATIONS) for aggr in ("sum", "mean", "max")),
+        (lambda: HGTConv(8, 8, (list(COUNTS), list(RELATIONS)), heads=2), [r for r in RELATIONS if r != CITES]),
+    ],
+)
+def test_gradients_are_those_of_pyg_on_the_whole_graph(make: Callable[[], Module], relations: list[EdgeType]) -> None:
+    data = make_data()
+    plain = _Upper(make, relations).double()
+    model = _wrap(copy.deepcopy(plain))
+    batch = _batch(ALL)
+    out = run_model(model, batch)
+    batch.mean(out.square().sum(1)).backward()
+    wanted = plain(data.x_dict, data.edge_index_dict)[batch.n_id_dict["paper"][: batch.num_targets]]
+    wanted.square().sum(1).mean().backward()
+    assert torch.allclose(out, wanted, atol=1e-12)
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        ours_grad, wanted_grad = (torch.zeros_like(p) if p.grad is None else p.grad for p in (ours, theirs))
+        assert torch.allclose(ours_grad, wanted_grad, atol=1e-12)
 
 
 class _Counted(Module):
