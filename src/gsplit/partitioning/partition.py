@@ -1,6 +1,5 @@
 """The whole offline path: presample, weigh, solve, forecast, renumber; one store in, one store out, or nothing."""
 
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from gsplit.sampling.pairs import StoredPairs
 from gsplit.store.manifest import new_step
 from gsplit.store.reader import Store, open_store
 from gsplit.store.verify import verify_store
-from gsplit.store.writer import StoreWriter
+from gsplit.store.writer import StoreWriter, check_output, work_folder
 
 __all__ = ["partition", "partition_store"]
 
@@ -89,6 +88,7 @@ def partition(
         replace=replace,
         layer_dependency=layer_dependency,
     )
+    check_output(Path(path), overwrite=overwrite)
     with _as_store(graph, Path(path), progress) as store:
         partition_store(store, Path(path), settings, overwrite=overwrite, progress=progress)
     return open_store(path)
@@ -109,8 +109,8 @@ def _as_store(graph: Any, path: Path, progress: Progress) -> Iterator[Store]:
         return
     from gsplit.store.importers.pyg import from_pyg  # PyG, only when its data is given
 
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
-        yield from_pyg(graph, Path(folder) / "data.gsplit", progress=progress)
+    with work_folder(path) as folder:
+        yield from_pyg(graph, folder / "data.gsplit", progress=progress)
 
 
 def partition_store(

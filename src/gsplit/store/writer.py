@@ -11,10 +11,11 @@ import os
 import re
 import secrets
 import shutil
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TextIO
 
 from gsplit.array_types import Array
 from gsplit.errors import InputError, StoreError, explain
@@ -27,7 +28,7 @@ from gsplit.store.files import npy_header, raw_bytes, storage_dtype, write_bytes
 from gsplit.store.manifest import MAX_MANIFEST_BYTES, ArrayEntry, Manifest, file_of
 from gsplit.store.source import row_slices
 
-__all__ = ["ArrayAppender", "StoreWriter", "check_output", "is_store", "put_in_place"]
+__all__ = ["ArrayAppender", "StoreWriter", "check_output", "is_store", "put_in_place", "work_folder"]
 
 LOCK = "lock"
 SPILL = "spill"
@@ -82,10 +83,7 @@ class StoreWriter:
         with locked(self.path.parent):
             self._sweep()
             check_output(self.path, overwrite=self._overwrite)
-            self._work = self.path.parent / f".{self.path.name}.tmp-{secrets.token_hex(4)}"
-            self._work.mkdir()
-            self._lock = (self._work / LOCK).open("w")
-            try_lock(self._lock.fileno())
+            self._work, self._lock = _make_work_folder(self.path)
         return self
 
     def __exit__(
@@ -199,6 +197,27 @@ def is_store(path: Path) -> bool:
     except InputError:
         return False
     return found.get("format") == "gsplit-store"
+
+
+def _make_work_folder(path: Path) -> tuple[Path, TextIO]:
+    """A hidden folder beside a store, and its lock, which is held while the file is open."""
+    folder = path.parent / f".{path.name}.tmp-{secrets.token_hex(4)}"
+    folder.mkdir()
+    lock = (folder / LOCK).open("w")
+    try_lock(lock.fileno())
+    return folder, lock
+
+
+@contextmanager
+def work_folder(path: Path) -> Iterator[Path]:
+    """A folder for what is needed to write a store; if this process is killed, the store's next writer removes it."""
+    with locked(path.parent):
+        folder, lock = _make_work_folder(path)
+    try:
+        yield folder
+    finally:
+        lock.close()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def check_output(path: Path, *, overwrite: bool) -> None:

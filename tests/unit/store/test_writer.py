@@ -15,7 +15,7 @@ from gsplit.errors import StoreError
 from gsplit.store.build import build_store
 from gsplit.store.reader import open_store
 from gsplit.store.verify import verify_store
-from gsplit.store.writer import StoreWriter
+from gsplit.store.writer import StoreWriter, work_folder
 
 
 def _listing(folder: Path) -> list[str]:
@@ -56,9 +56,9 @@ def test_the_dead_are_swept_and_the_living_are_not(tmp_path: Path) -> None:
     (tmp_path / ".g.gsplit.tmp-deaddead" / "lock").touch()
     (tmp_path / ".g.gsplit.tmp-0123abcd").mkdir()
     (tmp_path / ".other.gsplit.tmp-deaddead").mkdir()
-    with StoreWriter(tmp_path / "g.gsplit"):
+    with StoreWriter(tmp_path / "g.gsplit"), work_folder(tmp_path / "g.gsplit"):
         living = [name for name in _listing(tmp_path) if name.startswith(".g.")]
-        assert len(living) == 1
+        assert len(living) == 2
         sample_store(tmp_path / "g.gsplit")
         assert _listing(tmp_path) == [*living, ".other.gsplit.tmp-deaddead", "g.gsplit"]
     assert _listing(tmp_path) == [".other.gsplit.tmp-deaddead", "g.gsplit"]

@@ -7,7 +7,7 @@ Three layouts: ``raw/*.csv.gz`` (arxiv, products, proteins), ``raw/data.npz`` wi
 every relation.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -122,6 +122,9 @@ def _sum_counts(where: str, counts: Ids) -> int:
     return int(counts.sum())
 
 
+_CSV_FILES = [f"{name}.csv.gz" for name in ("num-node-list", "num-edge-list", "edge", "node-feat", "node-label")]
+
+
 def _integers(path: Path, column: Any) -> Ids:
     values = number_column(str(path), column)
     if values.dtype.kind not in "iu":
@@ -151,8 +154,14 @@ def _csv_source(folder: Path, targets: dict[str, Ids]) -> GraphSource:
         y=labels.rows if labels else None,
         targets=targets,
         settings={"folder": plain_name(folder), "layout": "csv"},
-        notes=labels.notes if labels else (),
+        notes=(*(labels.notes if labels else ()), *_left_out((each.name for each in raw.iterdir()), _CSV_FILES)),
     )
+
+
+def _left_out(names: Iterable[str], read: Iterable[str]) -> tuple[str, ...]:
+    """A note about what is in a dataset and not imported."""
+    left = sorted(set(names).difference(read))
+    return (f"not imported: {', '.join(left)}",) if left else ()
 
 
 def _csv_edges(path: Path, num_edges: int) -> Iterator[tuple[Ids, Ids]]:
@@ -211,7 +220,10 @@ def _typed_source(folder: Path, split: Path | None, *, reverse: bool) -> GraphSo
         num_edges=sum(num_edges) * (2 if reverse else 1),
         edges=edges,
         settings={"folder": plain_name(folder), "layout": "typed csv", "reverse": reverse},
-        notes=tuple(f"{name}: {note}" for name, source in vertices.items() for note in source.notes),
+        notes=(
+            *(f"{name}: {note}" for name, source in vertices.items() for note in source.notes),
+            *_left_out((f"{of.name}/{each.name}" for of in folders for each in of.glob("edge-feat*")), ()),
+        ),
         vertices=vertices,
         edge_types=(*relations, *turned),
     )
@@ -314,5 +326,5 @@ def _binary_source(folder: Path, targets: dict[str, Ids]) -> GraphSource:
         y=labels.rows,
         targets=targets,
         settings={"folder": plain_name(folder), "layout": "binary"},
-        notes=labels.notes,
+        notes=(*labels.notes, *_left_out(data, ("edge_index", "num_nodes_list", "num_edges_list", "node_feat"))),
     )

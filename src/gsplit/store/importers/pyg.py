@@ -74,6 +74,7 @@ def from_pyg(
     [2, n]. ``pair_labels`` [n] and ``pair_negatives`` [n, K], negative destinations, belong to lists of these names.
     """
     rules = EdgeRules(symmetrise, drop_self_loops, drop_duplicates)
+    ignore = (ignore,) if isinstance(ignore, str) else tuple(ignore)
     make_source = hetero_source if isinstance(data, HeteroData) else pyg_source
     source = make_source(data, ignore=ignore, keep_positions=rules == EdgeRules())
     source = replace(source, pairs=_pair_lists(pairs or {}, pair_labels or {}, pair_negatives or {}))
@@ -266,7 +267,7 @@ def _kind(data: Data, name: str, value: Any, num_vertices: int) -> Literal["labe
         return "label"
     if name in _MASKS and value.dtype == torch.bool and value.shape == (num_vertices,):
         return "mask"
-    if data.is_edge_attr(name) and value.dim() in (1, 2):
+    if data.is_edge_attr(name) and value.dim() in (1, 2) and value.size(0) == data.edge_index.size(1):
         return "edge"
     return "feature" if value.is_floating_point() and value.dim() == 2 and value.size(0) == num_vertices else None
 

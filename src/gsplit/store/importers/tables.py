@@ -276,16 +276,17 @@ def _vertex_ids(
     edges: TableFile, vertices: TableFile | None, columns: TableColumns, ids: IdMode, num_vertices: int | None
 ) -> VertexIds:
     arrow = load_arrow()
-    if num_vertices is not None and (vertices is not None or ids in (IdMode.MAP, IdMode.NAMES)):
-        fix = "leave it out: the vertices are those of the vertex table, or the ids that are mapped"
-        raise InputError(explain("num_vertices", "None with a vertex table or mapped ids", num_vertices, fix))
     kinds = [edges.schema.field(name).type for name in (columns.src, columns.dst)]
     integers = all(arrow.types.is_integer(kind) for kind in kinds)
     if ids == IdMode.DENSE and not integers:
         raise InputError(explain("ids", "integer ids for --ids dense", kinds[0], "use --ids map"))
+    is_mapped = not integers or ids in (IdMode.MAP, IdMode.NAMES)
+    if num_vertices is not None and (vertices is not None or is_mapped):
+        fix = "leave it out: the vertices are those of the vertex table, or the ids that are mapped"
+        raise InputError(explain("num_vertices", "None with a vertex table or mapped ids", num_vertices, fix))
     if vertices is not None:
         return vertex_table_ids(vertices, columns, ids)
-    if num_vertices is not None and integers and ids in (IdMode.AUTO, IdMode.DENSE):
+    if num_vertices is not None:
         return dense_ids(num_vertices)
     if integers and ids in (IdMode.AUTO, IdMode.DENSE):
         low, high, count = _extent(edges, columns)

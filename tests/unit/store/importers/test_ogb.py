@@ -71,6 +71,18 @@ def test_both_layouts(tmp_path: Path, layout: Any) -> None:
     assert any("imported as classes" in note for note in step.settings["notes"])
 
 
+def test_what_is_not_imported_is_named(tmp_path: Path) -> None:
+    plain = _csv_layout(tmp_path / "plain")
+    assert not any("not imported" in note for note in ogb_source(plain).notes)
+    for name in ("edge-feat", "node_species"):
+        _csv(plain / "raw" / f"{name}.csv.gz", [[1.0]])
+    assert "not imported: edge-feat.csv.gz, node_species.csv.gz" in ogb_source(plain).notes
+    binary = _binary_layout(tmp_path / "binary")
+    assert not any("not imported" in note for note in ogb_source(binary).notes)
+    np.savez_compressed(binary / "raw" / "data.npz", edge_index=EDGES, num_nodes_list=np.array([N]), node_year=Y)
+    assert "not imported: node_year" in ogb_source(binary).notes
+
+
 def test_several_splits_want_a_choice(tmp_path: Path) -> None:
     folder = _csv_layout(tmp_path / "ogbn_test")
     _splits(folder, "random")

@@ -86,5 +86,19 @@ def test_what_cannot_be_kept_is_refused_by_name(tmp_path: Path, data: Any, messa
 
 def test_what_is_ignored_is_left_out(tmp_path: Path) -> None:
     data = Data(edge_index=torch.zeros(2, 1, dtype=torch.long), num_nodes=2, name="cora")
-    store = gsplit.from_pyg(data, tmp_path / "g.gsplit", ignore=["name"])
-    assert store.names == ["edges/input_position", "indices", "indptr"]
+    for number, ignore in enumerate((["name"], iter(["name"]))):
+        store = gsplit.from_pyg(data, tmp_path / f"{number}.gsplit", ignore=ignore)
+        assert store.names == ["edges/input_position", "indices", "indptr"]
+    data = Data(edge_index=torch.zeros(2, 1, dtype=torch.long), x=torch.ones(2, 1), text="a text")
+    assert "features/x" in gsplit.from_pyg(data, tmp_path / "one.gsplit", ignore="text").names
+
+
+def test_values_of_edges_have_a_row_for_each(tmp_path: Path) -> None:
+    data = Data(edge_index=torch.tensor([[0, 1, 2], [1, 2, 0]]), num_nodes=4, edge_attr=torch.ones(3, 1))
+    data.edge_label_index = torch.tensor([[0, 1, 3], [1, 2, 3]])  # as of RandomLinkSplit: as many columns as edges
+    with pytest.raises(gsplit.InputError, match="also edge_label_index"):
+        gsplit.from_pyg(data, tmp_path / "g.gsplit")
+    assert data.is_edge_attr("edge_attr")  # which PyG remembers
+    data.edge_index = data.edge_index[:, :2]
+    with pytest.raises(gsplit.InputError, match="also edge_attr"):
+        gsplit.from_pyg(data, tmp_path / "g.gsplit", ignore="edge_label_index")

@@ -127,6 +127,10 @@ def test_the_four_ways_of_ids(tmp_path: Path) -> None:
     assert tables_source(low).num_vertices == 3
     assert tables_source(low, ids="dense").num_vertices == 6
     assert tables_source(low, num_vertices=9).num_vertices == 9
+    named = _write(tmp_path, "csv", "named", {"src": ["a", "b"], "dst": ["b", "c"]})
+    for unknown in ("refuse", "drop"):
+        with pytest.raises(InputError, match="num_vertices: expected None with a vertex table or mapped ids .got 9"):
+            tables_source(named, num_vertices=9, unknown_ids=unknown)
     assert tables_source(_write(tmp_path, "csv", "low", {"src": [0, 3], "dst": [3, 0]})).num_vertices == 4
     assert tables_source(_write(tmp_path, "csv", "low", {"src": [0, 3], "dst": [3, 0]}), ids="map").num_vertices == 2
     no_statistics = tmp_path / "plain.parquet"
