@@ -493,7 +493,9 @@ def test_the_choice_by_trial_steps_is_that_of_the_record() -> None:
     alone = f"(the estimate alone: {wall_estimate[0]})"
     short = f"in {wall[0]} of {len(document['records'])} measured cases {alone}, at worst {wall[1]} off"
     assert short in (DOCS / "strategies.md").read_text()
-    short = f"At {len(document['records'])} points of three of the graphs, with files in the page cache and by wall time, "
+    short = (
+        f"At {len(document['records'])} points of three of the graphs, with files in the page cache and by wall time, "
+    )
     short += f"that was within 5 % in {wall[0]} {alone}"
     text = " ".join((DOCS / "performance.md").read_text().split())
     assert f"{short}, and {wall[1]} off in the worst case ({wall_estimate[1]})" in text
