@@ -11,7 +11,7 @@ from rich.table import Table
 
 from gsplit.cli.console import command, emit_json, human, progress_bars
 from gsplit.cli.options import Flags, Json, StoreArgument, settings_options
-from gsplit.errors import InputError
+from gsplit.errors import CommError, InputError
 from gsplit.run.config import TrainSettings
 from gsplit.sampling.draw_options import DrawOptions
 from gsplit.store.reader import Store, open_store
@@ -186,13 +186,13 @@ def _time_best(made: "Plan", settings: TrainSettings, store: Store, nproc: int) 
     from gsplit.run.trial import describe_trial, medians, time_on_ranks
 
     setups = [candidate.setup for candidate in shortlist(made.candidates, made.hardware)]
-    if not settings.trial_steps or len(setups) < 2:
+    if not settings.trial_steps or len(setups) < 2 or settings.targets == "all":  # no run trains on these
         return made
     start_s = time.perf_counter()
     try:
         shape_of(store, settings)
         found = medians(time_on_ranks(setups, settings, store.path, nproc))
-    except InputError as error:
+    except (InputError, CommError) as error:
         return replace(made, notes=(*made.notes, f"not timed: {error}"))
     if not found:
         return made

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 
 from gsplit.doctor.finding import SEND_BACK, DoctorReport, Finding, amount
@@ -19,6 +20,7 @@ from gsplit.doctor.ranks import RunRanks, run_ranks
 from gsplit.errors import GSplitError
 from gsplit.files.free_memory import free_bytes
 from gsplit.progress import Progress, silent
+from gsplit.store.files import storage_dtype
 from gsplit.store.reader import Store, open_store
 from gsplit.store.statistics import not_finite_key
 from gsplit.store.verify import verify_store
@@ -81,7 +83,7 @@ def check_store(path: Path, nproc: int, *, full: bool, progress: Progress = sile
         store = open_store(path)
     except (GSplitError, OSError) as error:
         return [Finding("store", "error", str(error), fix)]
-    num_bytes = sum(store.stored_array(name).nbytes for name in store.names)
+    num_bytes = sum(prod(each.shape) * storage_dtype(each.dtype).itemsize for each in store.manifest.arrays.values())
     size = f"{store.num_vertices:,} vertices, {store.num_edges:,} edges, {amount(num_bytes)}"
     findings = [Finding("store", "ok", size, figures={"num_bytes": float(num_bytes)})]
     findings += [*_check_values(store), _check_parts(store, nproc), _check_size(num_bytes)]

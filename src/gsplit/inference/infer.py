@@ -40,6 +40,7 @@ from gsplit.sampling.neighbor import make_sampler
 from gsplit.store.conversion import as_graph_store
 from gsplit.store.files import plain_header
 from gsplit.store.protocol import GraphStore, OriginalOrder
+from gsplit.store.reader import Store
 
 __all__ = ["Predictions", "infer", "write_predictions"]
 
@@ -126,7 +127,7 @@ def write_predictions(
         fix = "open the whole store, or write .npy"
         got = f"a shard of vertices {first}..{stop - 1}"
         raise InputError(explain(path, "the ids of all vertices for a table", got, fix))
-    names = tuple(store.class_names if class_names is None else _check_names(class_names))
+    names = tuple(_class_names(store, vertex_type) if class_names is None else _check_names(class_names))
     vertices = None if only is None else _target_ids(store, only, vertex_type)
     num_without_class = torch.zeros(1, dtype=torch.int64)
 
@@ -184,6 +185,13 @@ def _check_type(store: GraphStore, vertex_type: str | None) -> None:
         raise InputError(explain("vertex_type", names, vertex_type, "write gsplit.infer(..., vertex_type='paper')"))
     if store.types is not None and vertex_type is not None:
         store.types.number(vertex_type)  # refuses unknown types
+
+
+def _class_names(store: GraphStore, vertex_type: str | None) -> Sequence[str]:
+    """Those of the labels of a store, or of one of its vertex types."""
+    if vertex_type is None or store.types is None or not isinstance(store, Store):
+        return store.class_names
+    return store.manifest.vertex_types[store.types.number(vertex_type)].class_names
 
 
 def _has_classes(store: GraphStore, vertex_type: str) -> bool:

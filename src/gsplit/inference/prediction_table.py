@@ -10,6 +10,7 @@ names of the columns: ``output_spam``. A row whose outputs are not finite has an
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
+from math import prod
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -128,7 +129,7 @@ class PredictionTable:
         if self.what != "outputs":
             yield self._named(rows if self.what == "classes" else _classes_of(rows))
         if self.what != "classes":
-            wide = rows.reshape(rows.shape[0], -1)
+            wide = rows.reshape(rows.shape[0], prod(rows.shape[1:]))
             yield from (wide.astype(np.float32) if wide.dtype == np.float16 else wide).T
 
     def _named(self, classes: npt.NDArray[Any]) -> Any:

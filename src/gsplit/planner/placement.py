@@ -40,8 +40,8 @@ class Loading:
     """Arguments of ``NeighborLoader`` that decide how long mini-batches take. The defaults are the loader's.
 
     ``cache_bytes``: of the host's memory, for every rank. ``copies``: ranks have copies of other ranks' rows.
-    ``device_cache_bytes``: None for what a device has free less 8 GB. ``prefetch``: None for 2 on devices. Only devices
-    have the last four.
+    ``device_cache_bytes``: None for what a device has free less 8 GB. ``prefetch``: None for 2 on devices, else 0. Only
+    devices have the others of the last four.
     """
 
     on_disk: bool = False
@@ -115,7 +115,14 @@ def place_rank(
     host_bytes = loading.cache_bytes
     if hardware.cores is not None:
         hit_rate = rows.hit_rate(ranges, host_bytes) if host_bytes else 0.0
-        return Placement(rows.row_bytes, disk=disk, hit_rate=hit_rate, disk_hit_rate=hit_rate, cache_bytes=host_bytes)
+        return Placement(
+            rows.row_bytes,
+            disk=disk,
+            hit_rate=hit_rate,
+            disk_hit_rate=hit_rate,
+            prefetch=loading.prefetch or 0,
+            cache_bytes=host_bytes,
+        )
     edges_share = 1.0 if spec.needs_whole_graph else size.share_of(ownership)
     edge_bytes = edges_share * size.graph_bytes if loading.samples_on_device else 0.0
     cache_bytes = loading.device_cache_bytes

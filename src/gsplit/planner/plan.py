@@ -190,7 +190,7 @@ def make_plan(
         hardware=hardware,
         shape=shape,
         candidates=tuple(ranked),
-        reason=explain_choice([(candidate.setup.name, candidate.step) for candidate in ranked]),
+        reason=_explain(ranked),
         notes=_notes(store, shape, hardware, num_ranks, ranked),
     )
 
@@ -364,6 +364,14 @@ def _notes(
     if not ranked[0].fits:
         notes.append("nothing fits into memory: take a smaller mini-batch")
     return tuple(notes)
+
+
+def _explain(ranked: Sequence[Candidate]) -> str:
+    """Compare the candidates that fit into memory, and name the others."""
+    fitting = [candidate for candidate in ranked if candidate.fits]
+    text = explain_choice([(candidate.setup.name, candidate.step) for candidate in fitting or ranked])
+    others = [candidate.setup.name for candidate in ranked if not candidate.fits]
+    return f"{text} Not enough memory for {', '.join(others)}." if fitting and others else text
 
 
 def explain_choice(ranked: Sequence[tuple[str, StepEstimate]]) -> str:

@@ -259,7 +259,7 @@ def _has_both_kinds(rows: Array, labels: TargetLabels, loss: str, mesh: Mesh) ->
     if loss == "cross_entropy":
         counts = _sum(mesh, np.bincount(rows[rows >= 0], minlength=labels.num_classes))
         return sum(count > 0 for count in counts) > 1
-    columns = rows.reshape(rows.shape[0], -1)
+    columns = rows if rows.ndim == 2 else rows[:, None]  # also without rows, of which reshape(0, -1) fails
     zeros, ones = (_sum(mesh, (columns == kind).sum(axis=0)) for kind in (0, 1))
     return any(zero and one for zero, one in zip(zeros, ones, strict=True))
 

@@ -31,6 +31,7 @@ from gsplit.distributed.comm.comm import Call
 from gsplit.distributed.comm.mesh import Mesh, init, solo_mesh
 from gsplit.distributed.launch import launcher
 from gsplit.errors import InputError
+from gsplit.files.objects import as_url, shown_place
 from gsplit.minibatch.strategy_names import AUTO
 from gsplit.planner.plan import Setup, StepTime, explain_times, find_fastest
 from gsplit.run.choices import choose_loss, make_loss, plan_strategy
@@ -198,7 +199,7 @@ def time_on_ranks(
     with tempfile.TemporaryDirectory(prefix="gsplit-trial-") as name:
         folder = Path(name)
         trial = {
-            "store": str(store.resolve()),
+            "store": str(store.resolve()) if as_url(store) is None else shown_place(store),
             "settings": settings.model_dump(),
             "setups": list(map(asdict, setups)),
             "limit_s": limit_s,

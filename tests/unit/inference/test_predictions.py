@@ -195,6 +195,9 @@ def test_no_rows_have_the_types_of_all_rows(kind: str, id_type: str, tmp_path: P
         table.write(tmp_path / f"p.{end}", OriginalOrder(store, tmp_path))
     found = pq.read_table(tmp_path / "p.parquet")
     assert (found.num_rows, [str(field.type) for field in found.schema]) == (0, [id_type, "int64"])
+    outputs = PredictionTable("outputs", (), np.empty((0, 2), np.float32), ids)
+    outputs.write(tmp_path / "o.parquet", OriginalOrder(store, tmp_path))
+    assert pq.read_table(tmp_path / "o.parquet").num_columns == 3
 
 
 def test_a_full_disk_is_told_with_the_name_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,6 +103,10 @@ def test_what_does_not_fit_comes_last(store: Store, workload: Workload) -> None:
     tight = make_plan(store, workload, SHAPE, replace(GPU, memory_bytes=owns[len(owns) // 2]), 4)
     fits = [candidate.fits for candidate in tight.candidates]
     assert fits == sorted(fits, reverse=True) and not all(fits) and any(fits)
+    compared, _, others = tight.reason.partition(" Not enough memory for ")
+    left = [candidate.setup.name for candidate in tight.candidates if not candidate.fits]
+    assert others == f"{', '.join(left)}." and not any(f" {name} takes" in compared for name in left)
+    assert "Not enough memory" not in found.reason
     none = make_plan(store, workload, SHAPE, replace(GPU, memory_bytes=1.0), 2)
     assert any("nothing fits" in note for note in none.notes)
 
@@ -157,6 +161,8 @@ def test_ranks_of_one_host_read_rows_in_place(store: Store, workload: Workload, 
         return {candidate.setup.name: candidate for candidate in made.candidates}
 
     in_place = plan()
+    ahead = plan(loading=Loading(prefetch=8))["split"]  # ten mini-batches in memory instead of two
+    assert ahead.memory.own > in_place["split"].memory.own and ahead.step.wall_s == in_place["split"].step.wall_s
     far = plan(hosts=4)
     for name in ("split", "hybrid(1)", "data_cached"):
         ours, theirs = in_place[name].step, far[name].step

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from gsplit.cli.main import app
 from gsplit.errors import InputError
+from gsplit.inference.infer import _class_names
 from gsplit.store.build import build_store
 from gsplit.store.importers.typed_tables import typed_tables_source
 from gsplit.store.reader import open_store
@@ -79,6 +80,7 @@ def test_every_edge_row_and_id_is_that_of_the_tables(folder: Path) -> None:
     assert [store.manifest.vertex_types[1].class_names[c] for c in store.array("y/paper")] == [
         "abc"[v % 3] for v in PAPERS
     ]
+    assert list(_class_names(store, "paper")) == ["a", "b", "c"] and not _class_names(store, "author")
     assert store.array("targets/paper/train").tolist() == [paper[v] for v in PAPERS if v % 2]
     assert store.manifest.vertex_types[1].feature_columns == ["f0", "f1"]
     assert store.manifest.vertex_types[2].count == 5
