@@ -57,6 +57,42 @@ def test_a_rank_leaves_by_itself_and_never_waits_when_it_failed(
     assert done.stdout.splitlines() == said
 
 
+MESHES = """
+import os, sys, torch, torch.distributed as dist, gsplit
+rank = int(os.environ["RANK"])
+if sys.argv[1] == "other replicas":
+    try:
+        gsplit.init(replicas=1 + rank)
+    except gsplit.InputError as error:
+        print(error, flush=True)
+    sys.exit()
+dist.init_process_group("gloo")  # the program's own
+for _ in range(2):
+    gsplit.init().close()
+assert dist.is_initialized() and os.environ["GLOO_SOCKET_IFNAME"] == "lo"
+dist.all_reduce(torch.ones(1))
+print(len(dist.distributed_c10d._world.pg_map), flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    "how, said",
+    [
+        ("other replicas", "gsplit.init: replicas: expected the same on every rank (got rank 0: 1, rank 1: 2)"),
+        ("own group", "1"),  # nothing of ours is left
+    ],
+)
+def test_ranks_ask_for_one_mesh_and_leave_no_groups_in_a_programs_own(how: str, said: str, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(MESHES)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = run_forked([*launcher, str(program), how], tmp_path, timeout_s=500)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2 and all(line.startswith(said) for line in lines), lines
+
+
 # collectives of one rank end by themselves, here while the program does
 ENDS_WHILE_GLOO_WORKS = """
 import sys, torch, torch.distributed as dist

@@ -375,7 +375,7 @@ def init(
         fix = "start the ranks with torchrun, which sets RANK, WORLD_SIZE and MASTER_ADDR"
         got = f"WORLD_SIZE={os.environ['WORLD_SIZE']} alone"
         raise InputError(explain("environment", "RANK beside WORLD_SIZE", got, fix))
-    groups = connect(device, sample_device, replicas, _resolve_timeout_s(timeout_s))
+    groups = connect(device, sample_device, replicas, _resolve_timeout_s(timeout_s), shared_memory=shared_memory)
     shuffles: Comm = groups.shuffles
     loading: Comm = groups.loading
     if shared_memory:

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from gsplit.device.devices import identify
-from gsplit.distributed.comm.comm import Call
+from gsplit.distributed.comm.comm import Call, assert_same_on_all_ranks
 from gsplit.distributed.comm.group_comm import GroupComm
 from gsplit.distributed.launch.launched_rank import STORE, Status, end_with_launcher, set_status
 from gsplit.distributed.watch.collective_watch import CollectiveWatch
@@ -33,6 +33,8 @@ __all__ = ["Connection", "Groups", "available_backends", "connect", "is_connecte
 
 _SOCKETS_PER_PEER = 12
 """Seven were counted after ``gsplit.init`` on the CPU (``gsplit_bench start-ranks``); loaders may add groups."""
+_FILES_PER_PEER = 32
+"""Sockets, pipes and mapped segments, with those of two loaders that prefetch."""
 _OTHER_FILES = 512
 
 
@@ -86,9 +88,10 @@ class Connection:
         atexit.unregister(self._end)
         self._stop_watching()
         self.peers.close()
+        if dist.is_initialized():
+            for group in self._groups if not self._joined_here else [None]:  # None: all groups, and the default one
+                dist.destroy_process_group(group)
         self._groups.clear()
-        if self._joined_here and dist.is_initialized():
-            dist.destroy_process_group()
 
     def abandon(self) -> None:
         """Keep the groups until the process ends; peers then see that it is gone."""
@@ -163,23 +166,33 @@ def _backend(device: torch.device) -> str:
 def _allow_sockets(num_ranks: int) -> None:
     """Raise the limit of open files to what the groups of this many ranks need: gloo connects all ranks of a group."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = _OTHER_FILES + _SOCKETS_PER_PEER * num_ranks
-    if soft == resource.RLIM_INFINITY or soft >= needed:
+    needed, wanted = (_OTHER_FILES + each * num_ranks for each in (_SOCKETS_PER_PEER, _FILES_PER_PEER))
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
         return
-    if hard != resource.RLIM_INFINITY and hard < needed:
-        fix = "raise it: ulimit -Hn as root, LimitNOFILE= of systemd, --ulimit nofile= of Docker"
-        raise InputError(explain("open files", f"a limit of at least {needed} for {num_ranks} ranks", hard, fix))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    if hard != resource.RLIM_INFINITY:
+        if hard < needed:
+            fix = "raise it: ulimit -Hn as root, LimitNOFILE= of systemd, --ulimit nofile= of Docker"
+            raise InputError(explain("open files", f"a limit of at least {needed} for {num_ranks} ranks", hard, fix))
+        wanted = min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def connect(device: torch.device, sample_device: torch.device, num_replicas: int, timeout_s: float) -> Groups:
+def connect(
+    device: torch.device,
+    sample_device: torch.device,
+    num_replicas: int,
+    timeout_s: float,
+    *,
+    shared_memory: bool = True,
+) -> Groups:
     """Join the process group that the environment describes and make this rank's groups.
 
     The ranks form a mesh of replicas x splits, row after row. ``loading`` and ``control`` are on the host, the others
     on ``device``; if that is the CPU, ``inputs`` is ``loading``. No two other uses share a group, so that work on one
-    can never pair with work on another.
+    can never pair with work on another. ``shared_memory``: what the mesh will ask for, equal on all ranks.
     """
     _backend(device)  # refuses kinds of devices before ranks wait for each other
+    _prefer_loopback()
     joined_here = not dist.is_initialized()
     if joined_here:
         _join(timedelta(seconds=_long(timeout_s)))
@@ -190,6 +203,8 @@ def connect(device: torch.device, sample_device: torch.device, num_replicas: int
     connection.peers.connect(control.gather_text(Call("connect"), connection.peers.describe_self()))
     connection.peers.follow_remote(_open_store, size)
     _check_devices(control, device, sample_device)
+    settings = {"replicas": num_replicas, "shared_memory": shared_memory}
+    assert_same_on_all_ranks(control, "gsplit.init", settings)  # which groups are made
     if num_replicas < 1 or size % num_replicas:
         fix = "choose a number of replicas that divides the ranks"
         raise InputError(explain("replicas", f"a divisor of {size} ranks", num_replicas, fix))
@@ -208,8 +223,6 @@ def _join(timeout: timedelta) -> None:
     end_with_launcher()
     set_status(Status.JOINING)
     if STORE not in os.environ:
-        if os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE"):  # torchrun with all ranks on this host
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         store, rank, size = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]
         # torchrun's static rendezvous keeps one store over all restarts, with the addresses of ranks that have ended
         start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -220,6 +233,13 @@ def _join(timeout: timedelta) -> None:
     store = dist.FileStore(os.environ[STORE], size)  # type: ignore[attr-defined]
     store.set_timeout(timeout)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
+
+
+def _prefer_loopback() -> None:
+    """Let gloo listen on the loopback interface if torchrun has all its ranks on this host."""
+    num_here = os.environ.get("LOCAL_WORLD_SIZE")
+    if STORE not in os.environ and num_here is not None and num_here == os.environ.get("WORLD_SIZE"):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 
 def _open_store() -> Any:
