@@ -269,11 +269,19 @@ def test_the_memory_of_the_soaks_is_that_of_the_records() -> None:
     shorter = [run["slopes"]["memory_bytes"][key] / 1e6 for key in ("per_hour", "mean")]
     assert f"it was {shorter[0]:.0f} MB per hour (of {shorter[1]:,.0f} MB)" in page
     longer = read_record("soak-memory")
-    steps, held = np.array(longer["watched"], float).T
-    said = f"A run of {longer['num_losses']:,} steps, slower beside other programs, grew by "
-    said += f"{longer['slopes']['memory_bytes']['per_hour'] / 1e6:.0f} MB per hour, "
-    said += f"from step {steps[0]:,.0f} to {steps[-1]:,.0f} "
-    assert said + f"by {np.polyfit(steps, held, 1)[0] / 4 / 1000:.2f} kB per step and rank" in page
+    slope = longer["slopes"]["memory_bytes"]["per_hour"]
+    per_step = slope / 3600 * longer["uninterrupted_s"] / longer["num_losses"] / 4
+    said = f"A run of {longer['num_losses']:,} steps, slower beside other programs, "
+    said += f"grew by {slope / 1e6:.0f} MB per hour, "
+    assert said + f"about {per_step / 1000:.2f} kB per step and rank" in page
+    assert f"a week of 6 million steps would be {6e6 * per_step / 1e9:.1f} GB per rank" in page
+    growth = []
+    for each in read_record("memory-by-rank")["runs"]:
+        steps, *of_ranks = np.array([point for point in each["points"] if point[0] >= 1500], float).T
+        growth += [f"{1.024 * np.polyfit(steps, held, 1)[0]:.2f} kB" for held in of_ranks]
+    before, before_1, after, after_1 = growth
+    assert f"most of it was in rank 0: {before} per step, and {before_1} in rank 1." in page
+    assert f"Without them it is {after} and {after_1};" in page
     under_faults = run["slopes_under_faults"]["memory_bytes"]["per_hour"] / 1e6
     assert f"every start lasts about two minutes, it grows by {under_faults:.0f} MB per hour" in page
     assert 100 < run["seconds"] / run["lives"] < 130
