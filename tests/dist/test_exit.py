@@ -89,8 +89,7 @@ def test_ranks_ask_for_one_mesh_and_leave_no_groups_in_a_programs_own(how: str, 
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = run_forked([*launcher, str(program), how], tmp_path, timeout_s=500)
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert len(lines) == 2 and all(line.startswith(said) for line in lines), lines
+    assert done.stdout.count(said) == 2, done.stdout  # the lines of two ranks may run into each other
 
 
 # collectives of one rank end by themselves, here while the program does
