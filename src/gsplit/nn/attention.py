@@ -169,18 +169,13 @@ def _run_transformer(layer: Any, mixed: Tensor, dst: Tensor, edges: CsrEdges, op
     out = dot_product_attention(edges, queries, keys, values, options)
     out = out.flatten(1) if layer.concat else out.mean(dim=1)
     if not layer.root_weight:
-        return _writable(out) if layer.concat else out
+        return out.clone() if layer.concat else out  # the kernels read theirs again; a model may change this one
     root: Tensor = layer.lin_skip(dst)
     if layer.lin_beta is None:
         return out + root
     beta = layer.lin_beta(torch.cat([out, root, out - root], dim=1)).sigmoid()
     mixture: Tensor = beta * root + (1 - beta) * out
     return mixture
-
-
-def _writable(out: Tensor) -> Tensor:
-    """A copy that the model may change in place: the kernels read their output again in backward."""
-    return out.clone()
 
 
 def _in_order(layer: Any, block: Block, edges: CsrEdges, edge_attr: Tensor) -> Tensor:
@@ -218,6 +213,6 @@ def run_attention_layer(
     out = run(conv, mixed, dst, attr, edges, options)
     out = out.flatten(1) if conv.concat else out.mean(dim=1)
     if conv.res is None and conv.bias is None:
-        return _writable(out) if conv.concat else out
+        return out.clone() if conv.concat else out  # as for TransformerConv
     out = out if conv.res is None else out + conv.res(dst)
     return out if conv.bias is None else out + conv.bias
