@@ -24,9 +24,9 @@ from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from gsplit.distributed.comm import shared_memory
 from gsplit.distributed.comm.mesh import init
 from gsplit.distributed.launch.launched_rank import STORE
+from gsplit.distributed.watch import processes
 from gsplit.errors import CommError, RankFaultError
 
 __all__ = ["IMPORTED_BEFORE", "RankFailedError", "fork_context", "run_ranks"]
@@ -55,7 +55,7 @@ def _run(
     os.environ.update(environment)
     torch.set_num_threads(1)
     if host is not None:
-        shared_memory.describe_host = lambda: f"host {host}"
+        processes.describe_host = lambda: f"host {host}"
     stack = ExitStack()  # the device stays on until the process ends
     try:
         if options["device"].startswith("sim"):

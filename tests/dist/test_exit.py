@@ -58,13 +58,22 @@ def test_a_rank_leaves_by_itself_and_never_waits_when_it_failed(
 
 
 MESHES = """
-import os, sys, torch, torch.distributed as dist, gsplit
+import os, sys, time, torch, torch.distributed as dist, gsplit
+from gsplit.distributed.comm.comm import Call
 rank = int(os.environ["RANK"])
 if sys.argv[1] == "other replicas":
     try:
         gsplit.init(replicas=1 + rank)
     except gsplit.InputError as error:
         print(error, flush=True)
+    sys.exit()
+if sys.argv[1] == "again":
+    for _ in range(3):
+        mesh = gsplit.init()
+        mesh.world.all_reduce(Call("sum"), torch.ones(1)).wait()
+        mesh.close()
+        time.sleep(2 * rank)  # rank 0 joins first, and must not find where rank 1 was before
+    print("joined three times", flush=True)
     sys.exit()
 dist.init_process_group("gloo")  # the program's own
 for _ in range(2):
@@ -81,9 +90,10 @@ dist.destroy_process_group()
     [
         ("other replicas", "gsplit.init: replicas: expected the same on every rank (got rank 0: 1, rank 1: 2)"),
         ("own group", "1"),  # nothing of ours is left
+        ("again", "joined three times"),
     ],
 )
-def test_ranks_ask_for_one_mesh_and_leave_no_groups_in_a_programs_own(how: str, said: str, tmp_path: Path) -> None:
+def test_ranks_ask_for_one_mesh_may_join_again_and_leave_no_groups(how: str, said: str, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(MESHES)
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -21,6 +21,7 @@ from gsplit.device.devices import DeferredChecks
 from gsplit.distributed.comm import shared_memory
 from gsplit.distributed.comm.comm import Call, assert_same_on_all_ranks
 from gsplit.distributed.comm.mesh import Mesh
+from gsplit.distributed.watch import processes
 from gsplit.errors import CommError, InputError
 from gsplit.graph.ownership import Ownership
 from gsplit.kernels.buffers import BufferPool
@@ -285,7 +286,7 @@ def refuse_sharing(mesh: Mesh) -> str:
     """Rank 1 offers a segment that does not exist: all ranks stay with the process group."""
     groups = [comm._group for comm in (mesh.shuffles, mesh.loading)]  # type: ignore[attr-defined]
     if mesh.rank == 1:
-        shared_memory.describe_host = lambda: "another host"
+        processes.describe_host = lambda: "another host"
     return type(shared_memory.share_memory(groups)[0]).__name__
 
 

@@ -7,6 +7,7 @@ network.
 
 import atexit
 import ctypes
+import itertools
 import os
 import resource
 import socket
@@ -36,6 +37,8 @@ _SOCKETS_PER_PEER = 12
 _FILES_PER_PEER = 32
 """Sockets, pipes and mapped segments, with those of two loaders that prefetch."""
 _OTHER_FILES = 512
+_connections = itertools.count()
+"""Of this process: what ranks tell each other through the store is of one connection, not of an earlier one."""
 
 
 class Connection:
@@ -193,15 +196,15 @@ def connect(
     """
     _backend(device)  # refuses kinds of devices before ranks wait for each other
     _prefer_loopback()
-    joined_here = not dist.is_initialized()
+    joined_here, name = not dist.is_initialized(), f"gsplit {next(_connections)}"
     if joined_here:
-        _join(timedelta(seconds=_long(timeout_s)))
+        _join(name, timedelta(seconds=_long(timeout_s)))
     connection = Connection(joined_here, timeout_s)
     size = dist.get_world_size()
     _allow_sockets(size)
     control = connection.new_comm(torch.device("cpu"))
     connection.peers.connect(control.gather_text(Call("connect"), connection.peers.describe_self()))
-    connection.peers.follow_remote(_open_store, size)
+    connection.peers.follow_remote(lambda: _open_store(name), size)
     _check_devices(control, device, sample_device)
     settings = {"replicas": num_replicas, "shared_memory": shared_memory}
     assert_same_on_all_ranks(control, "gsplit.init", settings)  # which groups are made
@@ -218,20 +221,19 @@ def connect(
     return Groups(dist.get_rank() // num_splits, num_replicas, *comms, control, connection)
 
 
-def _join(timeout: timedelta) -> None:
+def _join(name: str, timeout: timedelta) -> None:
     """Join the ranks of ``launch``, through a file that only they can open, or those that torchrun's variables name."""
     end_with_launcher()
     set_status(Status.JOINING)
-    if STORE not in os.environ:
+    if STORE in os.environ:
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        store: Any = dist.FileStore(os.environ[STORE], -1)  # type: ignore[attr-defined]  # -1: not removed by its users
+        store.set_timeout(timeout)
+    else:
         store, rank, size = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]
         # torchrun's static rendezvous keeps one store over all restarts, with the addresses of ranks that have ended
-        start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        store = dist.PrefixStore(f"gsplit start {start}", store)  # type: ignore[attr-defined]
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
-        return
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    store = dist.FileStore(os.environ[STORE], size)  # type: ignore[attr-defined]
-    store.set_timeout(timeout)
+        name += f", restart {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    store = dist.PrefixStore(name, store)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
 
 
@@ -242,10 +244,10 @@ def _prefer_loopback() -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 
-def _open_store() -> Any:
+def _open_store(name: str) -> Any:
     """The rendezvous store, over a connection of its own where torch can: other threads may block in theirs."""
     store = dist.distributed_c10d._get_default_store()
-    return store.clone() if hasattr(store, "clone") else store
+    return dist.PrefixStore(name, store.clone() if hasattr(store, "clone") else store)  # type: ignore[attr-defined]
 
 
 def _check_devices(host: GroupComm, device: torch.device, sample_device: torch.device) -> None:

@@ -16,13 +16,11 @@ import json
 import mmap
 import os
 import secrets
-import socket
 import struct
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from math import prod
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -30,10 +28,11 @@ from torch import Tensor
 from gsplit.distributed.comm.comm import Call, Comm, CompletedWork, Levels, Work, explain_closed
 from gsplit.distributed.comm.group_comm import GroupComm
 from gsplit.distributed.comm.pipes import Inbox, Pipes, open_inbox, open_outbox
+from gsplit.distributed.watch import processes
 from gsplit.distributed.watch.collective_watch import DO_THE_SAME, describe_call
 from gsplit.errors import CommError, InputError, RankFaultError, explain
 
-__all__ = ["SharedComm", "describe_host", "gather_hosts", "share_memory"]
+__all__ = ["SharedComm", "gather_hosts", "share_memory"]
 
 _SLACK = 1.25
 _LEAST_BYTES = 1 << 20
@@ -211,18 +210,9 @@ class SharedComm:
         return held[1][begin : begin + length]
 
 
-def describe_host() -> str:
-    """The host: its start, and its network, so that namespaces that imitate hosts are told apart."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {Path('/proc/self/ns/net').readlink()}"
-    except OSError:  # not Linux
-        return socket.gethostname()
-
-
 def gather_hosts(control: GroupComm) -> list[str]:
     """The host of every rank. A collective."""
-    return control.gather_text(Call("describe hosts"), describe_host())
+    return control.gather_text(Call("describe hosts"), processes.describe_host())
 
 
 def share_memory(groups: list[GroupComm]) -> list[Comm]:
@@ -237,7 +227,7 @@ def share_memory(groups: list[GroupComm]) -> list[Comm]:
 class _MemoryInfo:
     """What peers need to open this rank's memory, a sample of it, and the pipes that they write into."""
 
-    boot: str
+    host: str
     process: int
     descriptor: int
     token: str
@@ -280,13 +270,13 @@ def _describe_memory(group: GroupComm, inboxes: dict[int, Inbox], during: ExitSt
         if peer != group.rank:
             inboxes[peer] = open_inbox()
     ends = [inboxes[peer].writing if peer in inboxes else -1 for peer in range(group.size)]
-    return _MemoryInfo(describe_host(), os.getpid(), probe.descriptor, token.hex(), ends)
+    return _MemoryInfo(processes.describe_host(), os.getpid(), probe.descriptor, token.hex(), ends)
 
 
 def _open_outboxes(group: GroupComm, ours: _MemoryInfo, infos: list[_MemoryInfo], outboxes: dict[int, int]) -> None:
     """Open the pipes to all peers, up to the first whose memory is not what it says."""
     for peer, other in enumerate(infos):
-        if other.boot != ours.boot:
+        if other.host != ours.host:
             return
         seen = _open_peer(other.process, other.descriptor, mmap.PAGESIZE)
         if bytes(seen[:16].tolist()).hex() != other.token:

@@ -159,7 +159,7 @@ class CollectiveWatch:
         causes = self._peers.causes(self._slot, number) if self._is_kept else []
         if not causes:
             return self._remote_timeout_error(call, number, expected)
-        got = "; ".join(self._peers.describe(rank, self._slot) for rank in causes)
+        got = self._tell({rank: self._peers.describe(rank, self._slot) for rank in causes})
         if models := self._peers.models([self._peers.rank, *causes]):
             got += f"; their models: {join_differences(models)}"
         stopped = [rank for rank in causes if self._peers.stopped(rank)]
@@ -175,23 +175,31 @@ class CollectiveWatch:
         causes = self._peers.remote_causes(self._slot, number) if self._is_kept else {}
         fix = f"look at the other ranks' errors, and at the network between the hosts; {_MORE_TIME}"
         if causes:
-            return RankFaultError(explain(self._where(call), expected, "; ".join(causes.values()), fix))
-        return CommError(explain(self._where(call), expected, "all of them, and no end of it", fix))
+            return RankFaultError(explain(self._where(call), expected, self._tell(causes), fix))
+        return CommError(explain(self._where(call), expected, "nobody missing, and no end of it", fix))
 
     def failure_error(self, collective: Collective, error: Exception | str) -> CommError:
         """The error of a collective that fails: which rank has ended, or does another one."""
-        call = collective.call
+        call, expected = collective.call, "all ranks to join"
         deadline = time.monotonic() + _ENDING_S
         while self._is_kept:
             self.compare(collective)
             if ended := self._peers.ended(self._slot):
-                got = "; ".join(self._peers.describe(rank, self._slot) for rank in ended)
-                return CommError(explain(self._where(call), "all ranks to join", got, f"see why rank {ended[0]} ended"))
+                got = self._tell({rank: self._peers.describe(rank, self._slot) for rank in ended})
+                return CommError(explain(self._where(call), expected, got, f"see why rank {ended[0]} ended"))
             if time.monotonic() > deadline:
                 break
             time.sleep(0.05)
+        if causes := self._peers.remote_ended(self._slot) if self._is_kept else {}:
+            fix = f"see, on its host, what became of rank {min(causes)}"
+            return CommError(explain(self._where(call), expected, self._tell(causes), fix))
         fix = "look at the other ranks' errors: one of them ended, or did not call the same collective"
-        return CommError(explain(self._where(call), "all ranks to join", str(error).splitlines()[0], fix))
+        return CommError(explain(self._where(call), expected, str(error).splitlines()[0], fix))
+
+    def _tell(self, missed: dict[int, str]) -> str:
+        """Whom this rank misses, in words; ranks of other hosts are told, too."""
+        self._peers.tell_missed(missed)
+        return "; ".join(missed.values())
 
     def _where(self, call: Call) -> str:
         return f"rank {self._peers.rank}: {call}"

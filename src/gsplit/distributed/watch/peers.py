@@ -1,9 +1,10 @@
 """Diagnosis of a collective that does not end: which rank is missing, and what it does instead.
 
 Ranks of one host read each other's status pages (``status_page``) and request each other's stacks (``processes``).
-The state of ranks on other hosts comes from the store (``remote_status``).
+The state of ranks on other hosts comes from the store (``remote_status``), with whom they themselves miss.
 
-A rank that waits is not the cause if the one it waits for waits for a third: the chain of waits is followed to its end.
+A rank that waits is not the cause if the one it waits for waits for a third: the chain of waits is followed to its end,
+or to where it leaves this host.
 """
 
 import json
@@ -13,8 +14,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
+from gsplit.distributed.watch import processes
 from gsplit.distributed.watch.processes import RankProcess, StackFile, own_process, read_stack
 from gsplit.distributed.watch.remote_status import KeyValueStore, RemoteStatus
 from gsplit.distributed.watch.status_page import StatusPage, Waiting, in_loader_thread, map_page, new_page
@@ -28,7 +29,7 @@ _READ_AGAIN_S = 0.02
 class PeerInfo:
     """What peers need to open this rank's status page and to identify its process."""
 
-    boot: str
+    host: str
     page: int
     token: str
     process: RankProcess
@@ -53,7 +54,9 @@ class Peers:
         """This rank's ``PeerInfo`` as text, for all other ranks."""
         token = secrets.token_hex(16)
         self.page.write_line("token", token)
-        return json.dumps(asdict(PeerInfo(_boot(), self._descriptor, token, own_process(self._stacks))))
+        return json.dumps(
+            asdict(PeerInfo(processes.describe_host(), self._descriptor, token, own_process(self._stacks)))
+        )
 
     def connect(self, infos: Sequence[str]) -> None:
         """Open the status pages of the other ranks, given all ranks' infos; ranks on other hosts are skipped."""
@@ -61,7 +64,7 @@ class Peers:
             info = json.loads(text)
             process = RankProcess(**info.pop("process"))
             theirs = PeerInfo(**info, process=process)
-            if rank == self.rank or theirs.page < 0 or not theirs.boot or theirs.boot != _boot():
+            if rank == self.rank or theirs.page < 0 or theirs.host != processes.describe_host():
                 continue
             try:
                 page = map_page(process.number, theirs.page)
@@ -112,19 +115,30 @@ class Peers:
         return found if len(set(found.values())) > 1 else {}
 
     def causes(self, group: int, number: int) -> list[int]:
-        """The ranks that this rank waits for in a collective, as far as they can be determined."""
-        found: dict[int, bool] = {}
-        self._trace((self.rank,), Waiting(group, number, in_loader_thread(), time.monotonic()), found)
-        return sorted(rank for rank, is_cause in found.items() if is_cause)
+        """The ranks of this host that this rank waits for in a collective, as far as they can be determined."""
+        return self._follow(group, number)[0]
 
-    def _trace(self, path: tuple[int, ...], wait: Waiting, found: dict[int, bool]) -> bool:
+    def _follow(self, group: int, number: int) -> tuple[list[int], list[tuple[int, Waiting]]]:
+        """Who is missing on this host, and which ranks of other hosts are waited for, in which collectives."""
+        found: dict[int, bool] = {}
+        elsewhere: list[tuple[int, Waiting]] = []
+        own = Waiting(group, number, in_loader_thread(), time.monotonic())
+        self._trace((self.rank,), own, found, elsewhere)
+        return sorted(rank for rank, is_cause in found.items() if is_cause), elsewhere
+
+    def _trace(
+        self, path: tuple[int, ...], wait: Waiting, found: dict[int, bool], elsewhere: list[tuple[int, Waiting]]
+    ) -> bool:
         """Whether the last rank of a path of waits waits for another one; ``found``: is a missing rank a cause?
 
-        What the thread that trains waits for is its peers' threads that train, whatever their loaders wait for.
+        What the thread that trains waits for is its peers' threads that train, whatever their loaders wait for. Where
+        nobody is missing on this host, the wait is for the ranks of others, of which nothing is known yet.
         """
-        waits_for_another = False
+        waits_for_another, unseen = False, []
         for rank in self.members(wait.group, path[-1]):
             page, process = self._pages.get(rank), self._processes.get(rank)
+            if rank not in self._pages:
+                unseen.append((rank, wait))
             if rank in path or page is None or process is None:
                 continue
             if rank not in found:
@@ -134,30 +148,48 @@ class Peers:
                 found[rank] = True
                 if state == "running":
                     waits = [each for each in page.waits() if wait.in_loader_thread or not each.in_loader_thread]
-                    traced = [self._trace((*path, rank), each, found) for each in waits]  # all, not the first
+                    traced = [self._trace((*path, rank), each, found, elsewhere) for each in waits]  # all of them
                     found[rank] = not any(traced)
             waits_for_another = True
+        if unseen and not waits_for_another:
+            elsewhere += unseen
+            return True
         return waits_for_another
 
     def remote_causes(self, group: int, number: int) -> dict[int, str]:
-        """Ranks of other hosts that have not joined, and their last known state."""
-        ranks = [rank for rank in self.members(group, self.rank) if rank not in self._pages]
-        if not ranks or self._remote is None:
+        """Ranks of other hosts that this rank waits for and that have not come, and their last known state."""
+        return self._ask(self._follow(group, number)[1])
+
+    def remote_ended(self, group: int) -> dict[int, str]:
+        """Ranks of this rank's group, on other hosts, that have ended or cannot be reached."""
+        none = Waiting(group, 0, in_loader_thread=False, since_s=0.0)
+        return self._ask([(rank, none) for rank in self.members(group, self.rank) if rank not in self._pages])
+
+    def _ask(self, waited_for: Sequence[tuple[int, Waiting]]) -> dict[int, str]:
+        """Which ranks of other hosts are missing. A rank that misses others is not: they are, in its words."""
+        if not waited_for or self._remote is None:
             return {}
-        told, found = self._remote.read(ranks), {}
+        ranks = sorted({rank for rank, _ in waited_for})
+        told = self._remote.read(ranks)
         if not told:
             return {rank: f"rank {rank}: nothing, and the store that it tells does not answer" for rank in ranks}
-        for rank in ranks:
+        if missed := {rank: text for known in told.values() for rank, text in known.missed.items()}:
+            return missed
+        found, silent = dict[int, str](), dict[int, str]()
+        for rank, wait in waited_for:
             known = told.get(rank)
+            what = "" if known is None else f"; its last collective here: {known.last.get(wait.group) or 'none'}"
+            what += f"; its last stage: {known.stage}" if known is not None and known.stage else ""
             if known is None or known.is_silent:
-                found[rank] = f"rank {rank} is silent: it is stopped, or its host or link is down"
-            elif known.begun.get(group, 0) < number:
-                found[rank] = f"rank {rank} has not come"
-            if rank in found and known is not None:
-                found[rank] += f"; its last collective here: {known.last.get(group) or 'none'}"
-                found[rank] += f"; its last stage: {known.stage}" if known.stage else ""
-        silent = {rank: text for rank, text in found.items() if "silent" in text}
+                silent[rank] = f"rank {rank} is silent: it has ended or is stopped, or its host or link is down{what}"
+            elif known.begun.get(wait.group, 0) < wait.number:
+                found[rank] = f"rank {rank} has not come{what}"
         return silent or found
+
+    def tell_missed(self, missed: dict[int, str]) -> None:
+        """Let ranks of other hosts know which ranks this one misses, and what they do."""
+        if self._remote is not None:
+            self._remote.tell_missed(missed)
 
     def ended(self, group: int) -> list[int]:
         """Ranks of this rank's group whose processes have ended."""
@@ -213,11 +245,3 @@ def join_differences(found: dict[int, str], name: Callable[[int], str] = "rank {
         odd = [f"{name(rank)}: {text}" for rank, text in found.items() if text != common]
         return "; ".join([*odd, f"the others: {common}"])
     return "; ".join(f"{name(rank)}: {text}" for rank, text in found.items())
-
-
-def _boot() -> str:
-    """Which start of which machine this is; empty where /proc does not tell."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""

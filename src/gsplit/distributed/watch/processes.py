@@ -12,12 +12,13 @@ import faulthandler
 import fcntl
 import os
 import signal
+import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Literal
 
-__all__ = ["RankProcess", "StackFile", "own_process", "read_stack", "shorten_stack"]
+__all__ = ["RankProcess", "StackFile", "describe_host", "own_process", "read_stack", "shorten_stack"]
 
 _SIGNAL = getattr(signal, "SIGRTMAX", 0) - 2  # below 0 where there are none: not Linux
 _MOST_BYTES = 1 << 18
@@ -26,6 +27,15 @@ _MOST_FRAMES = 8
 _MOST_THREADS = 4
 
 State = Literal["running", "stopped", "ended"]
+
+
+def describe_host() -> str:
+    """The host: its start, and its network, so that namespaces that imitate hosts are told apart."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/net').readlink()}"
+    except OSError:  # not Linux
+        return socket.gethostname()
 
 
 @dataclass(frozen=True)

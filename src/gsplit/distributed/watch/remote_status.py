@@ -1,8 +1,9 @@
 """The state of ranks on other hosts: each rank publishes its own through the rendezvous store, every two seconds.
 
 A key and a few hundred bytes per rank. The thread runs only if the status page of some rank cannot be read directly
-(``peers``). A rank whose collective times out reads every key twice: a key that does not change belongs to a rank that
-is stopped, or whose host or link is down. If the store itself does not answer, the error reports that.
+(``peers``). A rank whose collective fails or times out publishes at once whom it misses on its own host, or reads the
+keys of the others twice: a key that does not change belongs to a rank that has ended or is stopped, or whose host or
+link is down. If the store itself does not answer, the error reports that.
 """
 
 import json
@@ -11,12 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gsplit.distributed.watch.status_page import StatusPage
+from gsplit.distributed.watch.status_page import MOST_GROUPS, StatusPage
 
 __all__ = ["RemoteRank", "RemoteStatus", "KeyValueStore"]
 
 _BEAT_S = 2.0
 _READ_S = 10.0  # for all keys, twice
+_TELL_S = 1.0
 
 
 class KeyValueStore(Protocol):
@@ -34,12 +36,16 @@ class KeyValueStore(Protocol):
 
 @dataclass(frozen=True)
 class RemoteRank:
-    """A rank of another host. ``begun`` and ``last``: by group, how many collectives it has begun, and the last one."""
+    """A rank of another host. ``begun`` and ``last``: by group, how many collectives it has begun, and the last one.
+
+    ``missed``: the ranks that have ended or do not come, where it is in a collective that failed because of them.
+    """
 
     is_silent: bool
     stage: str
     begun: dict[int, int]
     last: dict[int, str]
+    missed: dict[int, str]
 
 
 class RemoteStatus:
@@ -47,21 +53,33 @@ class RemoteStatus:
 
     def __init__(self, store: KeyValueStore, rank: int, page: StatusPage, groups: Sequence[object]) -> None:
         self._store, self._rank, self._page, self._groups = store, rank, page, groups
-        self._stop = threading.Event()
+        self._stop, self._hurry, self._is_told = threading.Event(), threading.Event(), threading.Event()
+        self._missed: dict[int, str] = {}
         self._thread = threading.Thread(target=self._publish, name="gsplit-status", daemon=True)
         self._thread.start()
 
     def _publish(self) -> None:
         beat = 0
-        while not self._stop.wait(_BEAT_S if beat else 0.0):
+        while not self._stop.is_set():
             beat += 1
-            begun = {group: self._page.begun(group) for group in range(len(self._groups))}
+            missed = self._missed
+            begun = {group: self._page.begun(group) for group in range(min(len(self._groups), MOST_GROUPS))}
             last = {group: self._page.description(group, number) or "" for group, number in begun.items()}
             state = {"beat": beat, "stage": self._page.line("stage")[0], "begun": begun, "last": last}
             try:
-                self._store.set(_key(self._rank), json.dumps(state))
+                self._store.set(_key(self._rank), json.dumps(state | {"missed": missed}))
             except RuntimeError:  # the store has gone, and with it the run
                 return
+            if missed:
+                self._is_told.set()
+            self._hurry.wait(_BEAT_S)
+            self._hurry.clear()
+
+    def tell_missed(self, missed: dict[int, str]) -> None:
+        """Publish at once which ranks this one misses: its process may be about to end. Takes a second at most."""
+        self._missed = missed
+        self._hurry.set()
+        self._is_told.wait(_TELL_S)
 
     def read(self, ranks: Sequence[int]) -> dict[int, RemoteRank]:
         """The state that ranks have published; ranks without one are left out. Takes a few seconds, and 10 at most."""
@@ -79,7 +97,8 @@ class RemoteStatus:
                 is_silent = rank in first and first[rank]["beat"] == said["beat"]
                 begun = {int(group): int(number) for group, number in said["begun"].items()}
                 last = {int(group): str(text) for group, text in said["last"].items()}
-                found[rank] = RemoteRank(is_silent, str(said["stage"]), begun, last)
+                missed = {int(other): str(text) for other, text in said["missed"].items()}
+                found[rank] = RemoteRank(is_silent, str(said["stage"]), begun, last, missed)
         except RuntimeError:
             return
 
@@ -89,6 +108,7 @@ class RemoteStatus:
     def close(self) -> None:
         """Stop publishing."""
         self._stop.set()
+        self._hurry.set()
         self._thread.join(2.0)
 
 

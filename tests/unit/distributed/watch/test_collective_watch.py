@@ -87,7 +87,7 @@ def test_only_the_last_collectives_are_kept_and_more_groups_are_not() -> None:
     beyond = CollectiveWatch(peers[0], MOST_GROUPS, 0.1, 0.1)
     with beyond.begin(MEAN, "") as collective:
         assert peers[0].page.waits() == []
-    assert "all of them, and no end of it" in str(beyond.timeout_error(collective))
+    assert "nobody missing, and no end of it" in str(beyond.timeout_error(collective))
 
 
 def test_the_missing_rank_is_the_one_at_the_end_of_the_waits() -> None:
@@ -220,7 +220,7 @@ def test_ranks_of_other_hosts_are_known_through_the_store(monkeypatch: pytest.Mo
     for _ in range(5):
         collective = slow.begin(MEAN, "")
     said = str(slow.timeout_error(collective))
-    assert "(got rank 2 is silent: it is stopped, or its host or link is down)" in said
+    assert "(got rank 2 is silent: it has ended or is stopped, or its host or link is down)" in said
     store.values["gsplit/status/2"] = store.values["gsplit/status/1"]
     there.close()
     assert here.remote_causes(0, 4).keys() == {1, 2}  # neither tells any more
@@ -230,7 +230,9 @@ def test_ranks_of_other_hosts_are_known_through_the_store(monkeypatch: pytest.Mo
         "rank 1 has not come; its last collective here: shuffle of step 7, layer 1; "
         "its last stage: forward of epoch 0, step 7"
     )
-    assert here.remote_causes(0, 4) == {}
+    assert here.remote_causes(0, 4) == here.remote_ended(0) == {}
+    again[1].tell_missed({1: "rank 1 (process 7) has ended"})
+    assert here.remote_causes(0, 5) == here.remote_ended(0) == {1: "rank 1 (process 7) has ended"}
     for rank in again:
         rank.close()
     here.close()
