@@ -46,7 +46,7 @@ def main() -> None:
     mesh = gsplit.init()
     store = gsplit.open(options.store)
     torch.manual_seed(0)  # the same weights on every rank
-    model = Model(store.num_features, store.num_classes)
+    model = Model(store.num_features, store.num_classes).to(mesh.device)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     loader = gsplit.NeighborLoader(store, [10, 10, 10], "train", batch_size=options.batch_size, mesh=mesh, seed=0)
     for epoch in range(options.epochs):

@@ -82,7 +82,7 @@ def _attention(name: str, kernel: Any, v2: bool, dtype: str, width: int) -> Case
     """A kernel of attention, with everything it can have; pointers are told by the names of arguments."""
     known = {"keep": "*u8", **dict.fromkeys(_INDICES, "*i64"), **dict.fromkeys(_NUMBERS, "i32")}
     constants = {"V2": v2, "ONE_ROW": False, "HAS_EDGE": True, "HAS_KEEP": True, **edge_tile(width, _TORCH[dtype])}
-    constants |= {"WANTS_EDGE": True} if "WANTS_EDGE" in kernel.arg_names else {}
+    constants |= {name: True for name in ("WANTS_EDGE", "WANTS_VALUES") if name in kernel.arg_names}
     names = [n for n in kernel.arg_names if n not in constants]
     return Case(f"{name}, width {width}", kernel, " ".join(known.get(n, f"*{dtype}") for n in names), constants, 1)
 

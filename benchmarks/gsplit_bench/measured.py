@@ -20,7 +20,7 @@ from gsplit_bench.paper_table import predict_table
 from gsplit_bench.report.comparison import compare_with_peers, geometric_mean
 from gsplit_bench.report.documents import read_material
 
-__all__ = ["ROWS", "Row", "find_record", "main", "read_record", "speed_ups", "table"]
+__all__ = ["ROWS", "Row", "checkpoint_shares", "find_record", "main", "read_record", "speed_ups", "table"]
 
 RESULTS = Path(__file__).parents[1] / "results"
 
@@ -124,6 +124,12 @@ def _bare(document: Any) -> str:
 
 def _ratio(runs: dict[str, list[float]], peer: str) -> float:
     return median(theirs / ours for ours, theirs in zip(runs["ours"], runs[peer], strict=True))
+
+
+def checkpoint_shares(document: Any) -> tuple[float, float]:
+    """Percent of a step that a checkpoint holds training up for, and until it is on the disk, if training waited."""
+    cost = document["cost"]
+    return 100 * cost["share_of_a_step"], 100 * cost["written_after_s"] / cost["step_s"]
 
 
 def _attention(what: str) -> Callable[[Any], str]:
@@ -458,13 +464,15 @@ ROWS: tuple[Row, ...] = (
     ),
     Row("CPU seconds of one process over a bare loop of PyG's layers on the same blocks, arxiv", ("bare-loop",), _bare),
     Row(
-        "a GAT layer: CPU seconds over those of our kernel, gradients of weights only and of rows",
+        "a GAT layer, all with glibc's allocator settings: CPU seconds over those of our kernel, gradients of weights "
+        "only and of rows",
         ("attention",),
         _attention("gat layer"),
     ),
     Row("a GATv2 layer: the same", ("attention",), _attention("gatv2 layer")),
     Row(
-        "a step of GSplit with PyG's or DGL's GAT layer over one with our kernel; batch 256; 1, 2, 4 ranks (DGL: 1)",
+        "a step of GSplit with PyG's or DGL's GAT layer over one with our kernel, all with glibc's allocator settings; "
+        "batch 256; 1, 2, 4 ranks (DGL: 1)",
         ("attention",),
         _attention("gat step"),
     ),
@@ -473,9 +481,10 @@ ROWS: tuple[Row, ...] = (
     Row("the same on 1 -> 4 -> 3 -> 2 ranks, and split -> data -> split", ("resume",), _chain),
     Row("processes killed while they write a checkpoint", ("resume",), _saves),
     Row(
-        "cost of a checkpoint after every step, arxiv",
+        "a checkpoint after every step, arxiv, one process: wall time of a step that it holds training up for; until it "
+        "is on the disk, in the background",
         ("resume",),
-        lambda document: f"{100 * document['cost']['share_of_a_step']:.2f} % of a step",
+        lambda document: " and ".join(f"{share:.1f} %" for share in checkpoint_shares(document)),
     ),
     Row(
         "loss curves of 60 steps, float32, 1, 2 and 4 ranks, `split` and `data`: largest distance",
@@ -551,7 +560,11 @@ ROWS: tuple[Row, ...] = (
     Row(
         "a step with vertex types over one without, CPU seconds per drawn edge, 1 and 2 ranks", ("typed-steps",), _typed
     ),
-    Row("its model over PyG's layers called by hand, CPU seconds", ("typed-steps",), _typed_model),
+    Row(
+        "its model over PyG's layers called by hand, both with glibc's allocator settings, CPU seconds",
+        ("typed-steps",),
+        _typed_model,
+    ),
     Row(
         "the paper's Table 3 from its counts and one set of V100 constants: a fit, not a prediction",
         (),

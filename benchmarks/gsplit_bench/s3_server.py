@@ -57,10 +57,12 @@ class FaultyProxy:
     """Passes requests on to a server, but fails some of them. ``shares``: probability of each kind of fault.
 
     A cut connection is one that ends in the middle of the answer. ``counts``: faults by kind; ``requests``: all of them.
+    ``once``: kinds of faults of single requests, by a part of their first line.
     """
 
     port_of_server: int
     shares: dict[str, float] = field(default_factory=dict)
+    once: dict[str, str] = field(default_factory=dict)
     seed: int = 0
     counts: dict[str, int] = field(default_factory=dict)
     requests: int = 0
@@ -84,7 +86,9 @@ class FaultyProxy:
                 body = self._body()
                 with lock:
                     proxy.requests += 1
-                    kind = proxy._draw(draw)
+                    line = f"{self.command} {self.path}"
+                    kind = next((proxy.once.pop(part) for part in list(proxy.once) if part in line), None)
+                    kind = kind or proxy._draw(draw)
                 if kind in _ANSWERS:
                     self._refuse(*_ANSWERS[kind])
                 else:

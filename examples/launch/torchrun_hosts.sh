@@ -4,8 +4,8 @@
 #   HOST=0 HOSTS=2 MASTER_ADDR=10.0.0.1 torchrun_hosts.sh 4 STORE RUN --replicas 2 --save-every 500   # on 10.0.0.1
 #   HOST=1 HOSTS=2 MASTER_ADDR=10.0.0.1 torchrun_hosts.sh 4 STORE RUN --replicas 2 --save-every 500   # on the other
 #
-# The first argument is the number of ranks on this host. If a rank fails, torchrun restarts all ranks, at most
-# MAX_RESTARTS times; they continue from the latest checkpoint. The static rendezvous does not unpickle anything
+# The first argument is the number of ranks on this host. If a rank fails, the others fail too, and torchrun restarts those
+# of its host, at most MAX_RESTARTS times; they continue from the latest checkpoint. The static rendezvous does not unpickle anything
 # (docs/security.md). Set GLOO_SOCKET_IFNAME (and NCCL_SOCKET_IFNAME) to the interface of the private network.
 set -euo pipefail
 

@@ -1,8 +1,9 @@
 """The errors that users see. Each message has what was expected, what was found, and the fix.
 
 All are ``GSplitError``. Each is also the matching built-in error: ``ValueError`` for unusable input (``InputError``,
-``StoreError``), ``RuntimeError`` for failed communication (``CommError``), ``ImportError`` for a missing package
-(``MissingDependencyError``). Bugs of GSplit itself are assertions. ``explain`` formats all messages.
+``StoreError``), ``RuntimeError`` for failed communication (``CommError``) and storage (``UnavailableError``),
+``ImportError`` for a missing package (``MissingDependencyError``). Bugs of GSplit itself are assertions. ``explain``
+formats all messages.
 """
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "RankFaultError",
     "StoreError",
     "Terminated",
+    "UnavailableError",
     "explain",
     "printable",
 ]
@@ -28,6 +30,10 @@ class StoreError(GSplitError, ValueError):
 
 class InputError(GSplitError, ValueError):
     """Data or options cannot be used as they are."""
+
+
+class UnavailableError(GSplitError, RuntimeError):
+    """Storage is full, fails or does not answer. The same may work later, so ranks are restarted after it."""
 
 
 class CommError(GSplitError, RuntimeError):

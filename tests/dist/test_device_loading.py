@@ -116,12 +116,16 @@ def test_rows_in_registered_memory_are_gathered_by_one_kernel(small_store: str) 
         there = run("device_loading_programs.with_triton", small_store, cases, "train")
         counted = run("device_loading_programs.with_triton", small_store, cases[:1], "count")
         registered = run("device_loading_programs.with_triton", small_store, [{"device_cache": "8KB"}, {}], "register")
+        kept = [{"prefetch": 2, "device_cache": "8KB"}, {"prefetch": 2, "device_cache": "8KB", "cache": "8KB"}]
+        ahead = run("device_loading_programs.with_triton", small_store, kept, "ahead")
     for rank in range(2):
         assert there[rank][0] == there[rank][1]
         assert_close(there[rank][0], host[rank][0])
         some, none = registered[rank]
         assert some.is_shared and none.is_shared and none.num_bytes == 0
         assert some.num_bytes == some.num_rows * 24 * 4  # one copy for two loaders
+        hottest = 8000 // (24 * 4)
+        assert ahead[rank] == [[some.num_rows], [hottest]]  # and the comparison of the first step keeps none
         (loaded,) = counted[rank]
         assert loaded.waits == 0 and loaded.launches <= 4
         assert 0 < loaded.hits < loaded.rows

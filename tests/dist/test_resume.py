@@ -78,7 +78,7 @@ SMALL = ["--hidden", "16", "--fanout", "5,5", "--batch-size", "256", "--evaluate
 def test_a_failed_save_ends_all_ranks_with_the_same_error(tmp_path: Path) -> None:
     """Not rank 0 alone, with the others waiting for it until the timeout."""
     errors = run_ranks(save_to_full_disk, 2, tmp_path)
-    assert errors == ["InputError: [Errno 28] No space left on device"] * 2
+    assert errors == ["UnavailableError: [Errno 28] No space left on device"] * 2
 
 
 def _start_ranks(words: list[str], folder: Path) -> list[ForkedProcess]:

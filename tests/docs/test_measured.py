@@ -135,6 +135,20 @@ def test_the_gain_by_the_allocator_is_that_of_the_records() -> None:
     assert f"{said}; a step of DGL took {dgl:.2f} times, of PyG {pyg:.2f} times" in page, said
 
 
+def test_the_memory_of_the_allocator_settings_is_that_of_the_records() -> None:
+    default, tuned = (
+        {
+            tuple(each[key] for key in ("graph", "model", "ranks")): max(each["peak_bytes_per_rank"])
+            for name in names
+            for each in read_record(name)["records"]
+        }
+        for names in (("training-default-allocator",), HOST)
+    )
+    most = max(tuned[case] / default[case] for case in default if case in tuned)
+    assert f"increase memory use by up to {most:.1f} times" in _words(ROOT / "docs" / "performance.md")
+    assert f"[up to {most:.1f} times the memory]" in _words(ROOT / "docs" / "train-command.md")
+
+
 def test_attention_is_that_of_the_record() -> None:
     shown = {row.what: row.cells()[1] for row in ROWS if row.records == ("attention",)}
     (layers, step), (layers2, step2) = (

@@ -136,6 +136,9 @@ def test_the_page_of_arxiv_says_what_its_documents_have() -> None:
     step = {"ranks": 4, "replicas": 1, "batch_size": 1024, "hidden": 256, "fanout": [15] * 3, "partition": "gsplit"}
     experiments = ("table3", "table3-edge", "figure6a", "figure6b", "figure6c")
     same = [_cpu_seconds(name, **step) for name in experiments]
+    alone = _cpu_seconds("figure6a", **(step | {"ranks": 1}))
+    sage, gat = (_over_split(model, "p3", alone)[0] for model in ("sage", "gat"))
+    assert f"On one rank, where it exchanges nothing, our P3* already takes {sage} (SAGE) and {gat} (GAT)" in TEXT
     on_disk, two_layers = _cpu_seconds("table3-cache"), _cpu_seconds("figure6e", fanout=[15, 15])
     targets = [_cpu_seconds("figure6d", batch_size=size, hidden=128) for size in (256, 1024, 4096)]
     for model, name in (("sage", "SAGE"), ("gat", "GAT")):

@@ -23,7 +23,9 @@ from docs_hooks import ROOT, hooks
 
 import gsplit
 from gsplit_bench.commands import app as benchmarks
-from gsplit_bench.measured import find_record, read_record
+from gsplit_bench.measured import checkpoint_shares, find_record, read_record
+from gsplit_bench.measured_choice import summarise as summarise_choices
+from gsplit_bench.planner_check import LEAST_STAGE_S
 from gsplit_bench.step_overhead import describe_device, describe_host
 
 DOCS = ROOT / "docs"
@@ -333,8 +335,9 @@ def test_exact_resume_is_that_of_the_record() -> None:
     )
     assert f"by {losses['float64']:.1e} in float64 and by at most {losses['float32']:.1e} in float32" in page
     assert f"weights differ by {weights['float64']:.1e} and {weights['float32']:.1e}" in page
-    share = f"{100 * found['cost']['share_of_a_step']:.1f} % of a step"
-    assert f"A checkpoint after every step costs {share}" in " ".join((DOCS / "performance.md").read_text().split())
+    held, written = (f"{share:.1f} %" for share in checkpoint_shares(found))
+    text = " ".join((DOCS / "performance.md").read_text().split())
+    assert f"holds training up for {held} of the time of a step. It is on the disk after {written}" in text
 
 
 def test_faults_are_shown_by_tests_that_exist() -> None:
@@ -487,26 +490,85 @@ def test_the_host_work_of_a_step_is_that_of_the_record() -> None:
 
 def test_the_choice_by_trial_steps_is_that_of_the_record() -> None:
     document = read_record("planner")
-    shares = {
-        (by, how): tuple(f"{found[key]:.0%}".replace("%", " %") for key in ("within_5_percent", "worst_regret"))
-        for by, of_clock in document["summary"].items()
-        for how, found in of_clock.items()
-    }
-    wall, wall_estimate = shares["wall", "trial"], shares["wall", "estimate"]
-    cpu, cpu_estimate = shares["cpu", "trial"], shares["cpu", "estimate"]
-    page = " ".join((DOCS / "planner.md").read_text().split())
-    assert f"at {len(document['records'])} of the 54 points of three of the graphs" in page
-    assert f"best at {wall[0]} of them (the estimate alone: {wall_estimate[0]}), and {wall[1]} off" in page
-    assert f"by CPU seconds {cpu[0]} ({cpu_estimate[0]}) and {cpu[1]} ({cpu_estimate[1]})" in page
-    alone = f"(the estimate alone: {wall_estimate[0]})"
-    short = f"in {wall[0]} of {len(document['records'])} measured cases {alone}, at worst {wall[1]} off"
-    assert short in (DOCS / "strategies.md").read_text()
-    short = (
-        f"At {len(document['records'])} points of three of the graphs, with files in the page cache and by wall time, "
+    records = document["records"]
+    page = (DOCS / "planner.md").read_text()
+    rows = {"cpu": "CPU seconds", "wall": "wall time, by which `gsplit plan` chooses"}
+    found: dict[str, list[str]] = {}
+    for by, name in rows.items():
+        each = document["summary"][by]
+        cells = [
+            _percent(each[how][key]) for key in ("within_5_percent", "worst_regret") for how in ("trial", "estimate")
+        ]
+        assert f"| {' | '.join([name, *cells])} |" in page
+        found[by] = cells
+    on_disk = {record["graph"] for record in records if record["features"] == "disk"}
+    in_memory = {record["graph"] for record in records if record["features"] == "memory"}
+    said = f"Measured at {len(records)} points: SAGE and GAT, 2 and 4 ranks, 256 and 1024 targets"
+    assert f"{said}, on {len(in_memory)} graphs in memory and on {len(on_disk)} of them on disk" in page
+    changes = {by: _percent(median(_changes(records, by))) for by in rows}
+    behind, spread = ({by: _percent(median(_gaps(records, by, at))) for by in rows} for at in (1, -1))
+    text = " ".join(page.split())
+    assert f"changed by {changes['wall']} (CPU seconds: {changes['cpu']})" in text
+    assert (
+        f"is only {behind['wall']} behind the best ({behind['cpu']}). All strategies lie within {spread['wall']}"
+        in text
     )
-    short += f"that was within 5 % in {wall[0]} {alone}"
+    later = summarise_choices(records[len(records) // 2 :], "wall")
+    assert f"in the second half the worst is {_percent(later['trial']['worst_regret'])}" in text
+    assert later["trial"]["worst_regret"] < document["summary"]["wall"]["trial"]["worst_regret"]
+    cpu, wall = found["cpu"], found["wall"]
     text = " ".join((DOCS / "performance.md").read_text().split())
-    assert f"{short}, and {wall[1]} off in the worst case ({wall_estimate[1]})" in text
+    short = f"in {cpu[0]} (the estimate alone: {cpu[1]}), and {cpu[2]} off in the worst case ({cpu[3]})"
+    assert f"At {len(records)} measured points its choice was within 5 % of the best by CPU seconds {short}" in text
+    assert f"by wall time in {wall[0]} ({wall[1]})" in text
+    short = f"in {cpu[0]} of {len(records)} measured cases (the estimate alone: {cpu[1]}), at worst {cpu[2]} off"
+    assert f"{short}; by wall time in {wall[0]} ({wall[1]})" in (DOCS / "strategies.md").read_text()
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}".replace("%", " %")
+
+
+def _steps(record: dict[str, Any], by: str) -> list[list[float]]:
+    """The seconds of ten steps of every strategy."""
+    return [[step[by == "cpu"] for step in steps] for steps in record["steps_s"].values()]
+
+
+def _changes(records: list[dict[str, Any]], by: str) -> list[float]:
+    """How much the medians of five steps of the same strategy differ."""
+    return [abs(median(s[:5]) / median(s[5:]) - 1) for record in records for s in _steps(record, by)]
+
+
+def _gaps(records: list[dict[str, Any]], by: str, place: int) -> list[float]:
+    """How far behind the best of every point a strategy is: the second one, the last one."""
+    ordered = (sorted(median(steps) for steps in _steps(record, by)) for record in records)
+    return [times[place] / times[0] - 1 for times in ordered]
+
+
+def test_the_choice_by_the_estimate_is_that_of_the_record() -> None:
+    document = read_record("planner-check")
+    page = (DOCS / "planner.md").read_text()
+    for name, features in (("in memory", "memory"), ("on disk", "disk"), ("all", "")):
+        regrets = sorted(each["regret"] for each in document["choices"] if features in each["point"])
+        points = [each for each in document["points"] if features in each["features"]]
+        totals = [abs(each["predicted_s"] / each["measured_s"] - 1) for each in points]
+        pairs = (pair for each in points for pair in each["stages"].values())
+        stages = [abs(own / taken - 1) for own, taken in pairs if taken >= LEAST_STAGE_S]
+        shares = [sum(regret <= 0.05 for regret in regrets) / len(regrets), regrets[-1], regrets[-2]]
+        cells = [name, str(len(regrets)), *map(_percent, [*shares, median(totals), median(stages)])]
+        assert f"| {' | '.join(cells)} |" in page
+    worst = max(document["choices"], key=lambda each: each["regret"])
+    assert worst["point"].startswith("planted1m, sage, 2, 1, 256,")
+    of_point, names = ("planted1m", "sage", 2, 256), ("graph", "model", "ranks", "batch_size")
+    tried_at = [each for each in read_record("planner")["records"] if tuple(each[name] for name in names) == of_point]
+    (trial,) = (each for each in tried_at if each["features"] == "memory")
+    points = [each for each in document["points"] if tuple(each[name] for name in names) == of_point]
+    ranges = [[each[key] for each in points] for key in ("measured_s", "predicted_s")]
+    ranges.append([median(times) for times in _steps(trial, "cpu")])
+    measured, predicted, tried = (f"{min(times):.2f} to {max(times):.2f} s" for times in ranges)
+    text = " ".join(page.split())
+    assert f"the strategies took {measured} in the record of training; the estimate has {predicted} for all" in text
+    assert f"In the trial steps of the same point they took {tried}." in text
 
 
 def test_presampling_is_that_of_the_record() -> None:
@@ -591,12 +653,19 @@ def test_the_import_by_two_hosts_is_that_of_the_record() -> None:
 
 def test_steps_by_partition_are_those_of_the_record() -> None:
     runs = read_record("partition")["train"]
-    steps = {
-        name: f"{median(run['cpu_seconds_per_step'] for run in runs if run['objective'] == name):.2f}"
-        for name in ("gsplit", "edge", "random")
-    }
-    for page in (DOCS / "faq.md", DOCS / "performance.md"):
-        assert all(seconds in page.read_text() for seconds in steps.values())
+    found = {}
+    for name in ("gsplit", "edge", "random"):
+        of_partition = [run for run in runs if run["objective"] == name]
+        found[name] = [
+            median(run[key] for run in of_partition) for key in ("cpu_seconds_per_step", "rows_shuffled_per_step")
+        ]
+    ours, edge, random = (f"{found[name][0]:.2f}" for name in ("gsplit", "edge", "random"))
+    fewer = [f"{100 * (1 - found[name][1] / found['random'][1]):.0f}" for name in ("gsplit", "edge")]
+    said = f"{ours} CPU seconds per step with a `gsplit` partition, {edge} with an `edge` partition and {random} with"
+    said += f" a random one; the first two shuffle {' and '.join(fewer)} % fewer rows"
+    assert said in " ".join((DOCS / "performance.md").read_text().split())
+    said = f"{random} CPU seconds per step with a random partition, {ours} with ours and {edge} with `--objective edge`"
+    assert said in " ".join((DOCS / "faq.md").read_text().split())
 
 
 def test_the_stages_of_a_billion_edges_are_those_of_the_record() -> None:

@@ -13,6 +13,7 @@ from torch_geometric.nn import GraphSAGE
 import gsplit
 from gsplit.device.devices import DEVICE_MARGIN, SideStream
 from gsplit.distributed.comm.mesh import Mesh
+from gsplit.loading import tiers
 from gsplit.minibatch.batch import Batch
 from gsplit.run.config import TrainSettings
 from gsplit.run.results import RunView
@@ -57,6 +58,27 @@ def count_registered(mesh: Mesh, path: str, cases: list[dict[str, Any]]) -> list
         num_bytes = sum(switched_on().state.registered.values())
         out.append(Registered(num_bytes, loaders[0]._graph.owned.stop - loaders[0]._graph.owned.first, first is second))
         del loaders, first, second
+    return out
+
+
+def rows_read_ahead(mesh: Mesh, path: str, cases: list[dict[str, Any]]) -> list[list[int]]:
+    """How many rows are read into memory of the host or the device to be kept there, one number for each time: by a
+    loader, then by the comparison of the first step.
+    """
+    graph, read = gsplit.open(path), tiers._read
+    out: list[list[int]] = []
+
+    def count(source: Any, order: Any, num_rows: int) -> Tensor:
+        out[-1].append(num_rows)
+        return read(source, order, num_rows)
+
+    with patch("gsplit.loading.tiers._read", count):
+        for options in cases:
+            out.append([])
+            loader = _loader(mesh, path, options)
+            torch.manual_seed(0)
+            model = gsplit.parallelize(GraphSAGE(graph.num_features, 8, 2, graph.num_classes).double(), mesh)
+            gsplit.Trainer(model, torch.optim.SGD(model.parameters(), 1e-2), loader).train_epoch(1)
     return out
 
 
@@ -158,6 +180,7 @@ def with_triton(path: str, cases: list[dict[str, Any]], what: str) -> list[Any]:
         "count": count_loading,
         "register": count_registered,
         "read": read_inputs,
+        "ahead": rows_read_ahead,
     }[what]
     return run_ranks(program, 2, path, cases, device="sim:0")
 

@@ -17,6 +17,7 @@ from gsplit.kernels.attention import attend
 from gsplit.kernels.attention_types import AttentionInputs, AttentionKernels, AttentionOptions
 from gsplit.kernels.csr import CsrEdges, make_csr_edges
 from gsplit.kernels.triton import attention as attention_triton
+from gsplit.kernels.triton.launch import set_launcher
 
 BOUND = 32
 
@@ -100,3 +101,34 @@ def sizes_saved(kind: str) -> tuple[int, list[list[int]]]:
     out = attend(attention_triton, edges, options, leaves)
     saved: Any = out.grad_fn
     return edges.num_edges, [list(t.shape) for t in saved.saved_tensors if t is not None]
+
+
+def without_gradient_of_values(values: int) -> list[int]:
+    """The elements of the gradient of the values that the kernel is given, with and without need of it."""
+    shape = Shape(5, 8, 9, 2, 20, values)
+    edges, options, generator = _draw(shape, 3)
+    inputs = _inputs("gat", shape, edges, generator)
+    g = torch.randn(shape.num_dst, shape.heads, shape.width, generator=generator)
+    sizes, grads = [], []
+
+    def record(kernel: Any, grid: Any, args: Any, constants: Any, writes: Any) -> None:
+        if kernel is attention_triton.attention_backward_src_kernel:
+            sizes.append(writes[0].numel())
+        launcher(kernel, grid, args, constants, writes)
+
+    launcher = set_launcher(record)
+    try:
+        for needed in (True, False):
+            leaves = [
+                None if t is None else t.detach().clone().requires_grad_(place > 0 or needed)
+                for place, t in enumerate(inputs)
+            ]
+            attend(attention_triton, edges, options, AttentionInputs._make(leaves)).backward(g)
+            grads.append([t.grad for t in leaves if t is not None])
+    finally:
+        set_launcher(launcher)
+    assert grads[0][0] is not None and grads[1][0] is None
+    for one, two in zip(grads[0][1:], grads[1][1:], strict=True):
+        assert one is not None and two is not None
+        assert_same_bits(one, two)
+    return sizes

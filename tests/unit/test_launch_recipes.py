@@ -72,12 +72,13 @@ def test_torchrun_understands_what_a_host_starts(tmp_path: Path) -> None:
 def test_a_slurm_job_goes_back_into_the_queue_after_75_only(code: int, tmp_path: Path) -> None:
     """With programs that do what srun and scontrol do for two tasks."""
     (tmp_path / "launch").mkdir()
-    text = f'echo "$RANK of $WORLD_SIZE at $MASTER_ADDR, $LOCAL_RANK of $LOCAL_WORLD_SIZE: $*" >> tasks\nexit {code}\n'
+    text = 'echo "$RANK of $WORLD_SIZE at $MASTER_ADDR, $LOCAL_RANK of $LOCAL_WORLD_SIZE: $*" >> tasks\n'
+    text += f"kill -TERM $PPID\nexit {code}\n"
     _program(tmp_path / "launch" / "begin_or_resume.sh", text)
     tasks = (
         'while [[ $1 == --* ]]; do shift; done\nfor task in 0 1; do\n  SLURM_PROCID=$task SLURM_LOCALID=$task "$@"\n'
     )
-    _program(tmp_path / "srun", tasks + "  code=$?\ndone\nexit $code\n")
+    _program(tmp_path / "srun", tasks + "  code=$?; echo $code >> codes\ndone\nexit $code\n")
     _program(tmp_path / "scontrol", 'if [ "$1" = show ]; then echo node7; echo node8; else echo "$@" >> requeued; fi\n')
     slurm = {"JOB_ID": "123456", "JOB_NODELIST": "node[7-8]", "NTASKS": "2", "NTASKS_PER_NODE": "1"}
     variables = {f"SLURM_{name}": value for name, value in (slurm | {"CPUS_PER_TASK": "4"}).items()}
@@ -86,6 +87,9 @@ def test_a_slurm_job_goes_back_into_the_queue_after_75_only(code: int, tmp_path:
     assert done.returncode == code, done.stderr
     lines = (tmp_path / "tasks").read_text().splitlines()
     assert lines == [f"{rank} of 2 at node7, {rank} of 1: g.gsplit run --replicas 2" for rank in (0, 1)]
+    seen = (tmp_path / "codes").read_text().split()
+    assert seen == ["0" if code == 75 else str(code)] * 2  # srun kills the other tasks after any other
+    assert not list(tmp_path.glob("*.saved"))
     requeued = tmp_path / "requeued"
     assert (requeued.read_text().split() if requeued.exists() else []) == (["requeue", "123456"] if code == 75 else [])
 

@@ -7,6 +7,7 @@ work, so that temporary files are removed, and exit with 130 and 143.
 import errno
 import json
 import logging
+import math
 import os
 import signal
 import sys
@@ -25,7 +26,7 @@ from gsplit.errors import CommError, GSplitError, Terminated, explain
 from gsplit.progress import Progress as ProgressFunction
 from gsplit.progress import silent
 
-__all__ = ["Lost", "command", "emit_json", "human", "library_notes", "progress_bars"]
+__all__ = ["Lost", "command", "emit_json", "human", "library_notes", "progress_bars", "to_json"]
 
 
 @runtime_checkable
@@ -112,8 +113,25 @@ def _fail(message: str, code: int, as_json: bool) -> NoReturn:
 
 def emit_json(document: dict[str, Any]) -> None:
     """Print the one document of ``--json``."""
-    sys.stdout.write(json.dumps(document, indent=1, allow_nan=False) + "\n")
+    sys.stdout.write(to_json(document))
     sys.stdout.flush()
+
+
+def to_json(document: dict[str, Any]) -> str:
+    """The text of a document; null for numbers that are not finite, which JSON does not have.
+
+    >>> to_json({"error": float("nan"), "errors": [1.0, float("inf")]})
+    '{\\n "error": null,\\n "errors": [\\n  1.0,\\n  null\\n ]\\n}\\n'
+    """
+    return json.dumps(_finite(document), indent=1, allow_nan=False) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def human(count: float) -> str:

@@ -1,6 +1,5 @@
 """``gsplit doctor``: a line per check, and what to fix."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gsplit.cli.console import command, emit_json, progress_bars
+from gsplit.cli.console import command, emit_json, progress_bars, to_json
 from gsplit.cli.options import Json
 
 if TYPE_CHECKING:
@@ -46,14 +45,18 @@ def doctor(
             from gsplit.device.devices import resolve_device
 
             resolve_device(device)
+        if out is not None:
+            from gsplit.run.preflight import check_new_file
+
+            check_new_file(out, overwrite=True)
         with progress_bars(as_json) as progress:
             found = examine(store, nproc or _default_ranks(device), full=full, device=device, progress=progress)
-        if out is not None:
-            out.write_text(json.dumps(found.as_dict(), indent=1) + "\n")
         if as_json:
             emit_json(found.as_dict())
         else:
             _show(found, Console())
+        if out is not None:
+            out.write_text(to_json(found.as_dict()))
         if not found.ok:
             raise typer.Exit(1)
 

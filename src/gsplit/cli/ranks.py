@@ -14,7 +14,7 @@ from rich.console import Console
 
 from gsplit.cli.console import command, library_notes
 from gsplit.cli.tasks import Task, parse_task
-from gsplit.distributed.launch.launched_rank import end_with_launcher
+from gsplit.distributed.launch.launched_rank import end_with_launcher, torchrun_start_s
 from gsplit.errors import InputError, explain
 
 __all__ = ["default_ranks", "rank_of_environment", "run_task"]
@@ -45,8 +45,6 @@ def run_task(task: Task, nproc: int, *, max_restarts: int = 0, min_ranks: int | 
     if rank is not None and restarts:
         fix = "use torchrun's --max-restarts, and --resume RUN to continue a run"
         raise InputError(explain("--max-restarts", "ranks that this command starts", f"rank {rank} of a launcher", fix))
-    if rank is not None and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
-        task = task.restarted()
     numbers = _rank_numbers(task, nproc, min_ranks)
     if rank is None:
         task.check_settings(nproc)
@@ -92,13 +90,17 @@ def _launch(task: Task, numbers: list[int], max_restarts: int) -> int:
 
 
 def _run_here(task: Task, nproc: int) -> None:
-    from gsplit.distributed.comm.comm import assert_same_on_all_ranks
+    from gsplit.distributed.comm.comm import Call, assert_same_on_all_ranks
     from gsplit.distributed.comm.mesh import init
 
     mesh = init(task.device, task.sample_device, replicas=task.replicas, tuned_allocator=True)
     if nproc not in (1, mesh.size):
         raise InputError(explain("--nproc", f"the launcher's {mesh.size}", nproc, "leave it out under torchrun"))
     assert_same_on_all_ranks(mesh.control, "command", task.agreement())  # ranks may have been started by hand
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":  # rank 0 knows whose checkpoints are there
+        goes_on = mesh.rank == 0 and task.goes_on(torchrun_start_s())
+        if mesh.control.gather_text(Call("resume after a restart"), str(goes_on))[0] == str(True):
+            task = task.model_copy(update={"resume": True})
     with library_notes(mesh.rank):
         code = task.run(mesh)
     mesh.close()

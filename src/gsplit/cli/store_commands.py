@@ -224,11 +224,12 @@ def partition(
 
 def _show_cost(document: dict[str, Any], console: Console) -> None:
     counts = document["provenance"][-1]["counts"]
-    verified, presampled, solved = (counts[f"{stage}_ms"] / 1000 for stage in ("verify", "presample", "solve"))
-    rest = document["seconds"] - verified - presampled - solved
+    stages = ("verify", "presample", "solve", "held_out")
+    verified, presampled, solved, forecast = (counts[f"{stage}_ms"] / 1000 for stage in stages)
+    rest = document["seconds"] - verified - presampled - solved - forecast
     console.print(
         f"\n{document['path']}: verified {verified:.1f} s, presampled {presampled:.1f} s, solved {solved:.1f} s"
-        f" ({human(counts['solver_peak_bytes'])}B), renumbered {rest:.1f} s",
+        f" ({human(counts['solver_peak_bytes'])}B), forecast {forecast:.1f} s, renumbered {rest:.1f} s",
         highlight=False,
         soft_wrap=True,
     )

@@ -97,9 +97,9 @@ class TaskBase(BaseModel):
         """The task after a failure: from the start, unless there is a newer checkpoint than ``before``."""
         return self
 
-    def restarted(self) -> Self:
-        """The task after a launcher has started its ranks again with the same command line."""
-        return self
+    def goes_on(self, started_s: float | None) -> bool:
+        """Whether to resume after torchrun, which began at ``started_s``, has started the same command line again."""
+        return False
 
 
 class PartitionTask(TaskBase):
@@ -202,9 +202,12 @@ class TrainTask(_SettingsTask):
             return self
         return self.model_copy(update={"resume": True})
 
-    def restarted(self) -> Self:
-        """See the base class. With --overwrite, a checkpoint may be of the run that is to be replaced."""
-        return self if self.overwrite else self.resumed(None)
+    def goes_on(self, started_s: float | None) -> bool:
+        """See the base class. An older checkpoint is of another run, which is refused or to be replaced."""
+        latest = self.latest()
+        if latest is None or started_s is None:
+            return latest is not None and not self.overwrite
+        return latest.stat().st_mtime >= started_s
 
     def check_settings(self, num_ranks: int) -> None:
         super().check_settings(num_ranks)

@@ -71,7 +71,7 @@ def train(
     and end with exit code 75.
     """
     run = out if resume is None else resume
-    with command(as_json, rank=rank_of_environment(), lost=_Kept(run)):
+    with command(as_json, rank=rank_of_environment(), lost=_Kept(run, replaces=overwrite and resume is None)):
         settings = _settings(config, flags, None if resume is None else _resumed_settings(resume, out))
         if run is None and settings.save_every:
             raise InputError(explain("--save-every", "a run to save", "no --out", "add --out RUN, or leave it out"))
@@ -94,10 +94,7 @@ def train(
 
 def _settings(config: Path | None, flags: Flags[TrainSettings], resumed: TrainSettings | None = None) -> TrainSettings:
     """The settings of a training: options, then the file, then those of a resumed run, then the defaults."""
-    given = flags.values()
-    if resumed is not None and "epochs" in given:  # the new number of epochs replaces its number of steps
-        given = {"steps": None, **given}
-    return load_settings(config, given, resumed)
+    return load_settings(config, flags.values(), resumed)
 
 
 def _with_checked_log(settings: TrainSettings, run: Path | None) -> TrainSettings:
@@ -115,12 +112,13 @@ def _with_checked_log(settings: TrainSettings, run: Path | None) -> TrainSetting
 class _Kept:
     """The text about a run that was ended: how to resume it, if that is possible."""
 
-    def __init__(self, run: Path | None) -> None:
+    def __init__(self, run: Path | None, *, replaces: bool = False) -> None:
         self._run = run
+        self._replaced = latest_checkpoint(run) if run is not None and replaces else None
 
     @property
     def _has_checkpoints(self) -> bool:
-        return self._run is not None and latest_checkpoint(self._run) is not None
+        return self._run is not None and latest_checkpoint(self._run) not in (None, self._replaced)
 
     @property
     def exit_code(self) -> int:

@@ -15,7 +15,7 @@ from gsplit.doctor.kernels import BOUNDS, compare_kernels
 from gsplit.doctor.network import median_seconds, send_rate
 from gsplit.doctor.ranks import RunRanks
 from gsplit.errors import CommError
-from gsplit.files.free_memory import free_bytes
+from gsplit.files.host_limits import free_bytes
 from gsplit.kernels.dispatch import kernel_for
 from gsplit.kernels.sums import EdgeSums
 from gsplit.kernels.triton.availability import find_obstacle, is_available, is_installed, is_switched_off

@@ -18,7 +18,7 @@ from gsplit.doctor.machine import (
 from gsplit.doctor.network import check_backends, check_collectives, check_interfaces
 from gsplit.doctor.ranks import RunRanks, run_ranks
 from gsplit.errors import GSplitError
-from gsplit.files.free_memory import free_bytes
+from gsplit.files.host_limits import free_bytes
 from gsplit.progress import Progress, silent
 from gsplit.store.files import storage_dtype
 from gsplit.store.reader import Store, open_store

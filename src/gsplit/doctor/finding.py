@@ -1,9 +1,11 @@
 """What the checks of ``gsplit doctor`` return."""
 
+import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-__all__ = ["SEND_BACK", "DoctorReport", "Finding", "Verdict", "amount"]
+__all__ = ["SEND_BACK", "DoctorReport", "Finding", "Verdict", "amount", "largest"]
 
 SEND_BACK = "please report this, with the output of gsplit doctor --json"
 
@@ -51,3 +53,12 @@ def amount(num_bytes: float) -> str:
             value = num_bytes / size
             return f"{value:.0f} {unit}" if value >= 10 else f"{value:.1f}".removesuffix(".0") + f" {unit}"
     return f"{num_bytes:.0f} bytes"
+
+
+def largest(errors: Iterable[float]) -> float:
+    """The largest error; NaN if one is NaN, which ``max`` overlooks.
+
+    >>> largest([0.0, float("nan"), 1.0]), largest([0.0, 2.0])
+    (nan, 2.0)
+    """
+    return max(errors, key=lambda error: (math.isnan(error), error))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gsplit.distributed.launch.allocator import ALLOCATOR
 from gsplit.doctor.finding import Finding, amount
-from gsplit.files.free_memory import free_bytes
+from gsplit.files.host_limits import free_bytes, total_bytes, usable_cores
 
 __all__ = ["check_allocator", "check_disk", "check_limits", "check_memory", "check_threads", "check_versions"]
 
@@ -51,7 +51,7 @@ def _cuda_versions() -> dict[str, str]:
 def check_memory() -> Finding:
     """Check how much memory is free."""
     free = free_bytes()
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    total = total_bytes()
     text = f"{amount(free)} free of {amount(total)}"
     figures = {"free_bytes": float(free), "total_bytes": float(total)}
     if free < _LEAST_FREE_BYTES:
@@ -102,12 +102,12 @@ def _limit(value: int) -> str:
 
 def check_threads(nproc: int) -> Finding:
     """Check that the ranks have no more threads than there are cores."""
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     threads = os.environ.get("OMP_NUM_THREADS", "")
     if nproc > cores:
         found = f"{cores} cores for {nproc} ranks"
         return Finding("threads", "warning", found, f"use --nproc {cores} at most, or more cores")
-    if not threads.isdigit():
+    if not (threads.isdecimal() and int(threads)):
         return Finding("threads", "ok", f"{cores} cores, {max(1, cores // nproc)} for each of {nproc} rank(s)")
     if int(threads) * nproc > cores:
         found = f"OMP_NUM_THREADS={threads} for {nproc} rank(s) on {cores} cores"

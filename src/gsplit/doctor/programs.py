@@ -21,6 +21,7 @@ from torch.nn import Module
 from gsplit.array_types import Array
 from gsplit.distributed.comm.comm import Call
 from gsplit.distributed.comm.mesh import Mesh, init, solo_mesh
+from gsplit.doctor.finding import largest
 from gsplit.inference.evaluate import evaluate
 from gsplit.inference.infer import infer
 from gsplit.loading.loader import NeighborLoader
@@ -76,7 +77,7 @@ def compare_models(mesh: Mesh, models: list[str]) -> dict[str, float]:
             reference_device="cpu",
         )
         gradient = compared.max_grad_error / (compared.largest_gradient or 1.0)
-        found[name] = max(compared.max_loss_error, compared.max_buffer_error, gradient)
+        found[name] = largest((compared.max_loss_error, compared.max_buffer_error, gradient))
     return found
 
 

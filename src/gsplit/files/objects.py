@@ -16,13 +16,13 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
-from gsplit.errors import InputError, MissingDependencyError, explain
+from gsplit.errors import GSplitError, InputError, MissingDependencyError, UnavailableError, explain
 
 __all__ = ["ObjectFile", "ObjectFolder", "Traffic", "as_url", "shown_place"]
 
@@ -32,7 +32,11 @@ _FIRST_WAIT_S = 0.1
 _LONGEST_WAIT_S = 5.0
 _CONNECT_S = 5.0
 _SILENCE_S = 10.0  # without a byte, until an attempt has failed
-_SDK_ATTEMPTS = 1  # we repeat requests ourselves, for all kinds of object storage alike
+_READ_ATTEMPTS = 1  # of the SDK: we repeat requests ourselves, for all kinds of object storage alike
+_PART_ATTEMPTS = 4  # for a part of an object, so that the others need not be sent again
+_AHEAD_BYTES = 80 << 20  # the SDK copies what it is given until it is sent
+_MOST_S3_BYTES = 10_000 * (10 << 20)  # an upload to S3 has at most 10,000 parts, and those of pyarrow have 10 MiB
+_MOST_S3_COPIED_BYTES = 5 << 30  # by one request to the server
 _URL = re.compile(r"([a-z][a-z0-9+.\-]+):/+(.*)", re.DOTALL)
 _REFUSED = re.compile(
     r"ACCESS_DENIED|NO_SUCH_(BUCKET|KEY)|INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH|HTTP status 4(?!08|29)\d\d"
@@ -84,7 +88,7 @@ class ObjectFolder:
         self._opened: dict[str, Any] = {}
         arrow_fs = _load_filesystems()
         try:
-            self._fs, root = _connect(arrow_fs, self.url)
+            self._fs, self._writing, root = _connect(arrow_fs, self.url)
         except (ValueError, TypeError, OSError) as error:  # ArrowInvalid is a ValueError
             fix = "give a URL such as s3://BUCKET/NAME, and see docs/object-storage.md for regions and endpoints"
             raise InputError(explain(self.url, "object storage that can be used", error, fix)) from None
@@ -154,14 +158,27 @@ class ObjectFolder:
             self._opened[name] = self._fs.open_input_file(f"{self._root}/{name}")
         return self._opened[name]
 
+    def check_size(self, name: str, num_bytes: int) -> None:
+        """Refuse an object that is too large to be written."""
+        if self._is_s3 and num_bytes > _MOST_S3_BYTES:
+            fix = "write shards, or int8 or float16 features; or copy the folder by other means, such as aws s3 cp"
+            expected = f"at most {_MOST_S3_BYTES} bytes, because pyarrow writes 10,000 parts of 10 MiB at most"
+            raise InputError(explain(self.where(name), expected, num_bytes, fix))
+
     def write(self, name: str, pieces: Sequence[bytes | memoryview]) -> None:
         """Write an object. It is there whole or not at all; an existing one is replaced."""
-        num_bytes = sum(memoryview(piece).nbytes for piece in pieces)
+        views = [memoryview(piece).cast("B") for piece in pieces]
+        self._write(name, sum(view.nbytes for view in views), lambda: _slices(views))
+
+    def _write(self, name: str, num_bytes: int, pieces: Callable[[], Iterable[bytes | memoryview]]) -> None:
+        self.check_size(name, num_bytes)
 
         def write() -> None:
-            stream = self._fs.open_output_stream(f"{self._root}/{name}")
-            for piece in pieces:
+            stream = self._writing.open_output_stream(f"{self._root}/{name}")
+            for piece in pieces():
                 stream.write(piece)
+                if self._is_s3:  # waits until it has been sent
+                    stream.flush()
             stream.close()  # the object appears now; not closed after an error
             found = self._fs.get_file_info(f"{self._root}/{name}").size
             if found != num_bytes:
@@ -171,8 +188,26 @@ class ObjectFolder:
         self._persist(name, write)
 
     def rename(self, name: str, new: str) -> None:
-        """Give an object another name: it is copied by the server, then removed."""
-        self._persist(name, lambda: self._fs.move(f"{self._root}/{name}", f"{self._root}/{new}"))
+        """Give an object another name: it is copied, by the server if it can, then removed."""
+        size = self.size(name)
+        if self._is_s3 and size is not None and size > _MOST_S3_COPIED_BYTES:
+            begins = range(0, size, _AHEAD_BYTES)
+            self._write(new, size, lambda: (self.read_range(name, at, min(_AHEAD_BYTES, size - at)) for at in begins))
+            self.remove(name)
+        else:
+            self._persist(name, lambda: self._move(f"{self._root}/{name}", f"{self._root}/{new}"))
+
+    def _move(self, path: str, new: str) -> None:
+        try:
+            self._fs.move(path, new)
+        except OSError:  # perhaps it was done, and the answer was lost
+            source, target = self._fs.get_file_info([path, new])
+            if source.is_file or not target.is_file:
+                raise
+
+    @property
+    def _is_s3(self) -> bool:
+        return self.url.startswith("s3:")
 
     def remove(self, name: str) -> None:
         """Remove an object, if it exists."""
@@ -202,14 +237,14 @@ class ObjectFolder:
                 return result
         raise AssertionError("the last attempt returns or raises")
 
-    def _give_up(self, name: str, error: OSError, attempts: int, elapsed: float, *, refused: bool) -> InputError:
+    def _give_up(self, name: str, error: OSError, attempts: int, elapsed: float, *, refused: bool) -> GSplitError:
         text = (str(error).splitlines() or [type(error).__name__])[0]
         if refused:
             fix = "check the bucket, the credentials in the environment and their permissions"
             return InputError(explain(self.where(name), "an object that may be used", text, fix))
         got = f"{text}; {attempts} attempts in {elapsed:.0f} s"
-        fix = "check the endpoint and the network, or try again later: nothing was changed"
-        return InputError(explain(self.where(name), "an answer of object storage", got, fix))
+        fix = "check the endpoint and the network, or try again later"
+        return UnavailableError(explain(self.where(name), "an answer of object storage", got, fix))
 
 
 class ObjectFile(io.RawIOBase):
@@ -246,12 +281,21 @@ class ObjectFile(io.RawIOBase):
         return num_bytes
 
 
-def _connect(arrow_fs: Any, url: str) -> tuple[Any, str]:
-    """The file system of a URL and the path in it. Without bounds for S3, a silent server takes minutes to give up."""
+def _slices(views: Sequence[memoryview]) -> Iterator[memoryview]:
+    for view in views:
+        for at in range(0, view.nbytes, _AHEAD_BYTES):
+            yield view[at : at + _AHEAD_BYTES]
+
+
+def _connect(arrow_fs: Any, url: str) -> tuple[Any, Any, str]:
+    """The file system of a URL, the one to write objects with, and the path in them.
+
+    Without bounds for S3, a silent server takes minutes to give up.
+    """
     scheme, _, rest = url.partition("://")
     if scheme != "s3":
         filesystem, root = arrow_fs.FileSystem.from_uri(url)
-        return filesystem, str(root)
+        return filesystem, filesystem, str(root)
     path, _, query = rest.partition("?")
     options = dict(parse_qsl(query, strict_parsing=bool(query)))  # endpoint_override, region, scheme
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
@@ -261,8 +305,13 @@ def _connect(arrow_fs: Any, url: str) -> tuple[Any, str]:
     if not has_region and not {"region", "endpoint_override"} & options.keys():
         options["region"] = arrow_fs.resolve_s3_region(path.partition("/")[0])
     bounds = {"connect_timeout": _CONNECT_S, "request_timeout": _SILENCE_S}
-    retry = arrow_fs.AwsStandardS3RetryStrategy(max_attempts=_SDK_ATTEMPTS)
-    return arrow_fs.S3FileSystem(**options, **bounds, retry_strategy=retry), path
+    reading, writing = (
+        arrow_fs.S3FileSystem(
+            **options, **bounds, retry_strategy=arrow_fs.AwsStandardS3RetryStrategy(max_attempts=attempts)
+        )
+        for attempts in (_READ_ATTEMPTS, _PART_ATTEMPTS)
+    )
+    return reading, writing, path
 
 
 def _load_filesystems() -> Any:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gsplit.keys import scalar
 
-__all__ = ["bounded", "mix", "neg_log2", "permute", "unpermute"]
+__all__ = ["bounded", "mix", "neg_log2", "permute", "scaled", "unpermute"]
 
 
 def _signed(word: int) -> int:
@@ -42,6 +42,11 @@ def mix(state: Tensor | int, part: Tensor) -> Tensor:
 def bounded(word: Tensor, bound: Tensor | int) -> Tensor:
     """See ``scalar.bounded``; elementwise."""
     return _shift(_shift(word, 32) * bound, 32)
+
+
+def scaled(word: Tensor, bound: int) -> Tensor:
+    """``word * bound >> 64``: as ``bounded``, but uniform below bounds near 2**32, too."""
+    return _shift(_shift(word, 32) * bound + _shift((word & 0xFFFFFFFF) * bound, 32), 32)
 
 
 def neg_log2(words: Tensor) -> Tensor:

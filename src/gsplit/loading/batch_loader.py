@@ -34,7 +34,13 @@ from gsplit.loading.pipeline import Pipeline
 from gsplit.loading.plan import LoaderPlan, RankGraph
 from gsplit.loading.step_loader import StepLoader
 from gsplit.loading.strategy import SampledStep, Strategy
-from gsplit.loading.tiers import can_read_foreign_rows, open_device_rows, open_features, open_typed_features
+from gsplit.loading.tiers import (
+    can_read_foreign_rows,
+    open_device_rows,
+    open_features,
+    open_typed_features,
+    stays_remote,
+)
 from gsplit.loading.typed_step_loader import TypedStepLoader
 from gsplit.minibatch.batch import Batch
 from gsplit.minibatch.local_graph import ArrayNames, LocalGraph
@@ -67,6 +73,7 @@ class BatchLoader(ABC, Generic[B]):
     """See the module. Subclasses resolve their arguments to a plan, and sample a step."""
 
     _counted = "targets"  # what a mini-batch has ``batch_size`` of
+    _holds_rows = True  # on a device: whether all own rows may be copied to memory that it reads
     _position = (-1, 0)  # of the newest iterator: its epoch and its next step
     _start: tuple[int, int] | None = None  # the position at which the next iterator starts, if it was set
     _num_iterators = 0
@@ -203,13 +210,15 @@ class BatchLoader(ABC, Generic[B]):
         """The input rows for a device.
 
         Own rows in the store may be copied to host memory that the device can read; each row is owned by one rank.
-        Rows of user-defined sources are not copied ahead, because these may be slow or large.
+        Rows of user-defined sources are not copied ahead, because these may be slow or large, nor are rows that stay on
+        object storage, or those of a loader that makes a few small batches only.
         """
         plan = self.plan
         if self.mesh.device.type == "cpu":
             return None
         in_store = len(plan.arrays.stored_features) == len(plan.arrays.features)
-        held = in_store and plan.strategy.reads_own_rows and not plan.features_on_disk and not plan.cache
+        held = self._holds_rows and in_store and plan.strategy.reads_own_rows
+        held = held and not plan.features_on_disk and not plan.cache and not stays_remote(read.store)
         cache = 0 if plan.device_cache is None and not in_store else plan.device_cache
         found = open_device_rows(read, rows, self.mesh.device, plan.arrays.stored_features, cache=cache, held=held)
         size = "as much as fits" if plan.device_cache is None else f"{plan.device_cache} bytes"
@@ -408,6 +417,7 @@ class BatchLoader(ABC, Generic[B]):
         loader._graph = graph
         loader._pipeline = None
         loader._side = None
+        loader._holds_rows = False
         loader._open()
         return loader
 

@@ -114,13 +114,14 @@ class LinkNeighborLoader(BatchLoader[LinkBatch]):
     ) -> None:
         ranks = resolve_mesh(mesh, "LinkNeighborLoader")
         store = as_graph_store(graph, partition)
-        self._type, listed = type_of_pairs(store, edge_label_index, reverse_edge_types)
         self._negatives = parse_negatives(neg_sampling)
         given: object = exclude_seed_edges
         if not isinstance(given, bool) and not (isinstance(given, str) and given == "reverse"):
             fix = "use one of these"
             raise InputError(explain("exclude_seed_edges", "'reverse', True or False", repr(exclude_seed_edges), fix))
         self._excludes = exclude_seed_edges
+        unused = exclude_seed_edges != "reverse" and reverse_edge_types is None
+        self._type, listed = type_of_pairs(store, edge_label_index, {} if unused else reverse_edge_types)
         if listed is None and (edge_label is not None or edge_label_time is not None):
             got = "edge_label_index=None, whose edges are in the order of the store"
             fix = "give edge_label_index=data.edge_index"
@@ -219,6 +220,9 @@ def type_of_pairs(
         if isinstance(pairs, tuple):
             fix = "give a tensor [2, n], or the name of stored pairs"
             raise InputError(explain("pairs", "pairs of a graph without types", str(pairs[0]), fix))
+        if reverse:
+            fix = "leave it out: exclude_seed_edges='reverse' excludes both directions"
+            raise InputError(explain("reverse_edge_types", "a heterogeneous graph", "a graph without types", fix))
         return None, pairs
     given: Any = pairs
     if not isinstance(given, tuple) or len(given) != 2 or given[1] is None:

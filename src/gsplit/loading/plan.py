@@ -534,8 +534,14 @@ def _checksums_of(
 
 
 def stored_checksums(store: GraphStore, names: Iterable[str]) -> dict[str, str]:
-    """Checksums of the named arrays that a store has. None of shards, because shards differ between hosts."""
-    wanted = dict.fromkeys(names)
+    """Checksums of the named arrays that a store has, and of the scales of those of int8.
+
+    None of shards, because shards differ between hosts.
+    """
+    wanted: dict[str, None] = {}
+    for name in names:
+        kind, _, rest = name.partition("/")
+        wanted |= dict.fromkeys([name, f"scales/{rest}"] if kind == "features" else [name])
     if isinstance(store, MemoryStore):
         return {f"graph {name}": _checksum(store.arrays[name]) for name in wanted if name in store.arrays}
     if not isinstance(store, Store) or store.manifest.shard is not None:

@@ -46,7 +46,7 @@ from gsplit.store.protocol import GraphStore
 from gsplit.store.reader import Store
 from gsplit.store.remote import RowBlocks
 
-__all__ = ["can_read_foreign_rows", "open_device_rows", "open_features", "open_typed_features"]
+__all__ = ["can_read_foreign_rows", "open_device_rows", "open_features", "open_typed_features", "stays_remote"]
 
 _LOG = logging.getLogger(__name__)
 _REGISTERED: "weakref.WeakValueDictionary[tuple[object, ...], RegisteredRows]" = weakref.WeakValueDictionary()
@@ -150,6 +150,11 @@ def _open_array(
     with closing(store.open_file(f"scales/{name}")) as file:  # not mapped: a truncated map would end the process
         scales = file.read(low - first, high - first)
     return ScaledRows(full, source, scales, low)
+
+
+def stays_remote(store: GraphStore) -> bool:
+    """Whether the features of a store stay on object storage, and only the hottest are copied."""
+    return isinstance(store, Store) and store.mirror is not None and store.mirror.cache_bytes is not None
 
 
 def _open_remote(local: LocalGraph, name: str, blocks: RowBlocks, vertex_type: str | None) -> HostSource:

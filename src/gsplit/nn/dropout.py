@@ -57,28 +57,27 @@ def _scale_kept(
 
 def _apply(x: Tensor, row_keys: Tensor, p: float) -> Tensor:
     scale = 1.0 / (1.0 - p) if p < 1 else 0.0
-    flat = x.detach().reshape(x.size(0), -1) if x.numel() else x.detach()
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)  # not a view, which could not be modified in place
     if not x.numel():
-        return torch.empty_like(flat)
+        return out
+    flat = x.detach().reshape(x.size(0), -1)
     chosen = kernel_for("dropout", x.device, x.dtype)
     if chosen == "numba":
-        out = torch.empty(flat.shape, dtype=x.dtype)
         keys = row_keys.numpy().view(np.uint64)
         _scale_kept(
             flat.contiguous().numpy(),
             keys,
             np.uint64(int(p * _HALF)),
             x.numpy(force=True).dtype.type(scale),
-            out.numpy(),
+            out.view(flat.shape).numpy(),
         )
     elif chosen == "triton":
         from gsplit.kernels.triton.dropout import scale_kept
 
-        out = torch.empty(flat.shape, dtype=x.dtype, device=x.device)
-        scale_kept(flat.contiguous(), row_keys, int(p * _HALF), scale, out)
+        scale_kept(flat.contiguous(), row_keys, int(p * _HALF), scale, out.view(flat.shape))
     else:
-        out = torch.where(keyed_mask(row_keys, flat.size(1), p), flat * scale, flat.new_zeros(()))
-    return out if out.shape == x.shape else out.view(x.shape)  # a view could not be modified in place
+        torch.where(keyed_mask(row_keys, flat.size(1), p), flat * scale, flat.new_zeros(()), out=out.view(flat.shape))
+    return out
 
 
 @kernel

@@ -22,7 +22,7 @@ all-reduce adds the numbers of the ranks, and so the last digit of a gradient, d
 counted from the start of the process, and a resumed training must equal an uninterrupted one to the bit.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 from weakref import WeakMethod, ref
@@ -143,6 +143,7 @@ class GradientAverage:
             if parameter.is_complex():
                 raise InputError(explain("parameters", "real numbers", str(parameter.dtype), "split them into two"))
         self.parameters = parameters
+        self._dtypes = [parameter.dtype for parameter in parameters]
         self._comm = comm
         self._checks = checks
         self.telemetry = StepTelemetry()
@@ -163,6 +164,13 @@ class GradientAverage:
                 parameter.register_hook(partial(_weakly(self._before), ref(parameter))),  # type: ignore[no-untyped-call]
                 parameter.register_post_accumulate_grad_hook(_weakly(self._after)),  # type: ignore[no-untyped-call]
             ]
+
+    def averages(self, parameters: Sequence[Parameter]) -> bool:
+        """Whether it averages the gradients of exactly these parameters, which have the types that they had."""
+        return len(parameters) == len(self.parameters) and all(
+            mine is other and other.dtype == dtype
+            for mine, other, dtype in zip(self.parameters, parameters, self._dtypes, strict=True)
+        )
 
     def refuse_other_hooks(self) -> None:
         """Refuse user hooks on the parameters: they would get this rank's gradients, before they are averaged."""
@@ -195,9 +203,12 @@ class GradientAverage:
         self._running = False
         self._started = 0
 
-    def _before(self, parameter: "ref[Parameter]", grad: Tensor) -> None:
-        """Called with the gradient of a parameter, before it is added to the accumulated one, which is put aside."""
-        if grad.layout != torch.strided:
+    def _before(self, parameter: "ref[Parameter]", grad: Tensor | None) -> None:
+        """Called with the gradient of a parameter, before it is added to the accumulated one, which is put aside.
+
+        It is None if a function has none for its input, and then nothing is added.
+        """
+        if grad is not None and grad.layout != torch.strided:
             fix = "use dense gradients (sparse=False)"
             raise InputError(explain("gradient", "a dense tensor", str(grad.layout), fix))
         if not self._running:
@@ -205,14 +216,20 @@ class GradientAverage:
             torch.autograd.Variable._execution_engine.queue_callback(self._finish)
         found = parameter()
         assert found is not None
-        self._aside[id(found)] = found.grad
+        self._aside.setdefault(id(found), found.grad)  # a backward inside of another may have been here
         found.grad = None
 
     def _after(self, parameter: Tensor) -> None:
         """Called when a parameter's gradient of this backward is complete."""
-        assert parameter.grad is not None
+        if parameter.grad is None:
+            return
         bucket = self._bucket_of[id(parameter)]
-        bucket.grads[id(parameter)] = parameter.grad
+        if bucket.work is not None:
+            got = "a part of a gradient after the others had been averaged"
+            fix = "checkpoint with use_reentrant=False: it has no backward inside of backward"
+            raise InputError(explain("backward", "one gradient of every parameter", got, fix))
+        part = bucket.grads.get(id(parameter))
+        bucket.grads[id(parameter)] = parameter.grad if part is None else part + parameter.grad
         parameter.grad = None
         if self._starts_early:
             while self._started < len(self._buckets) and self._buckets[self._started].complete:

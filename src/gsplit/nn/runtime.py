@@ -265,7 +265,7 @@ class Runtime:
         average = self._gradients
         if average is not None:
             average.recover()
-            if _are_same(average.parameters, trained):
+            if average.averages(trained):
                 average.refuse_other_hooks()
                 return
             average.detach()

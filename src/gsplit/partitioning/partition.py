@@ -1,10 +1,13 @@
 """The whole offline path: presample, weigh, solve, forecast, renumber; one store in, one store out, or nothing."""
 
+import dataclasses
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from gsplit.distributed.comm.comm import SoloComm
 from gsplit.partitioning.plan import check_plan, choose_solver, count_parts, find_parts
@@ -31,7 +34,7 @@ def partition(
     input_nodes: str | None = "train",
     *,
     pairs: str | None = None,
-    neg_sampling: str = "binary",
+    neg_sampling: str | None = None,
     num_negatives: float = 1,
     batch_size: int = 1024,
     objective: str = "gsplit",
@@ -63,26 +66,26 @@ def partition(
     A part's work is c_v times vertices computed plus c_e times edges; solvers aim at no more than ``tolerance`` times
     the mean.
     ``pairs``: the name of stored pairs, in place of ``input_nodes``, for link prediction, with the mode and the amount
-    of negatives as in training. ``sampler``, ``weight_attr``, ``replace`` and ``layer_dependency``: as in training;
-    what training draws is counted.
+    of negatives as in training; by default "binary", and "none" for pairs with labels. ``sampler``, ``weight_attr``,
+    ``replace`` and ``layer_dependency``: as in training; what training draws is counted.
     """
     check_fanouts(num_neighbors)
     settings = PartitionSettings(
-        parts=parts,
+        parts=_plain(parts),
         targets=input_nodes,
         pairs=pairs,
         neg_sampling=neg_sampling,
-        num_negatives=num_negatives,
+        num_negatives=_plain(num_negatives),
         fanout=tuple(num_neighbors),
-        batch_size=batch_size,
+        batch_size=_plain(batch_size),
         objective=objective,
         solver=solver,
-        threads=threads,
-        tolerance=tolerance,
-        c_v=c_v,
-        c_e=c_e,
-        epochs=epochs,
-        seed=seed,
+        threads=_plain(threads),
+        tolerance=_plain(tolerance),
+        c_v=_plain(c_v),
+        c_e=_plain(c_e),
+        epochs=_plain(epochs),
+        seed=_plain(seed),
         sampler=sampler,
         weight_attr=weight_attr,
         replace=replace,
@@ -94,11 +97,23 @@ def partition(
     return open_store(path)
 
 
+def _plain(value: Any) -> Any:
+    """NumPy's numbers as Python's, which the manifest can hold."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
 def _stored_pairs(settings: PartitionSettings) -> StoredPairs | None:
     """The pairs to partition for, if any."""
     if settings.pairs is None:
         return None
-    return StoredPairs.given(settings.pairs, settings.neg_sampling, settings.num_negatives)
+    return StoredPairs.given(settings.pairs, settings.neg_sampling or "binary", settings.num_negatives)
+
+
+def _with_negatives(graph: Store, settings: PartitionSettings) -> PartitionSettings:
+    """The settings with the negatives that training draws if it is told no others."""
+    if settings.pairs is None or settings.neg_sampling is not None or graph.types is not None:
+        return settings
+    return dataclasses.replace(settings, neg_sampling="binary" if graph.pair_labels(settings.pairs) is None else "none")
 
 
 @contextmanager
@@ -117,6 +132,7 @@ def partition_store(
     graph: Store, path: Path, settings: PartitionSettings, *, overwrite: bool = False, progress: Progress = silent
 ) -> None:
     """Partition an opened store; see ``partition``."""
+    settings = _with_negatives(graph, settings)
     workload = Workload.of_store(
         graph,
         settings.targets,

@@ -10,13 +10,14 @@ import numpy.typing as npt
 
 from gsplit.distributed.comm.comm import Call, Comm, SoloComm
 from gsplit.errors import InputError, explain
-from gsplit.files.free_memory import free_bytes
+from gsplit.files.host_limits import free_bytes
 from gsplit.graph.graph import Graph
 from gsplit.partitioning.presample import Counts, Workload
 from gsplit.partitioning.quotient import bisection_order, count_links
 from gsplit.partitioning.settings import PartitionSettings
 from gsplit.partitioning.sharded.held_shard import add_up, send_to_all
 from gsplit.partitioning.solvers.run import Solution, estimate_memory, run_solver, solver_module
+from gsplit.partitioning.weighted_graph import WeightedGraph
 from gsplit.partitioning.weights import NUM_CONSTRAINTS, check_costs, check_objective, sort_columns, vertex_work, weigh
 from gsplit.progress import Progress, silent
 from gsplit.store.manifest import PartStatistics, part_group_size
@@ -119,7 +120,8 @@ def find_parts(
         settings.seed,
         settings.threads,
     )
-    parts = spread_unreached(solution.parts, counts.loaded == 0, settings.parts, settings.tolerance, SoloComm())
+    idle = find_idle(counts, weighted)
+    parts = spread_unreached(solution.parts, idle, settings.parts, settings.tolerance, SoloComm())
     if not solution.ordered:
         links = count_links(workload.graph, counts.edges, parts, settings.parts)
         parts = renumber_parts(parts, bisection_order(links, settings.seed))
@@ -154,6 +156,12 @@ def count_parts(
         loads=add_up(comm, Call("loads"), loads).tolist(),
         links=add_up(comm, Call("links"), links).tolist(),
     )
+
+
+def find_idle(counts: Counts, weighted: WeightedGraph) -> npt.NDArray[np.bool_]:
+    """The vertices that no mini-batch reached, unless an objective gives them a weight, as "edge" does."""
+    weighs = np.asarray(weighted.vertex_weights).any(axis=1)
+    return (counts.loaded == 0) & ~weighs  # type: ignore[no-any-return]
 
 
 def spread_unreached(

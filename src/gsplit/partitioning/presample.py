@@ -12,7 +12,6 @@ mini-batches.
 """
 
 import operator
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +28,7 @@ from torch import Tensor
 
 from gsplit.array_types import Array, Ids
 from gsplit.errors import InputError, StoreError, explain
+from gsplit.files.host_limits import usable_cores
 from gsplit.graph.blocks import Block
 from gsplit.graph.graph import Graph
 from gsplit.graph.types import GraphTypes
@@ -339,7 +339,7 @@ def draw_epochs(workload: Workload, epochs: range, *, threads: int | None = None
 
 
 def _num_threads(threads: int | None) -> int:
-    return threads or len(os.sched_getaffinity(0))
+    return threads or usable_cores()
 
 
 def _map_epochs(workload: Workload, epochs: range, use: Callable[[Drawn], T], threads: int) -> Iterator[T]:
@@ -384,7 +384,7 @@ def _map_epochs(workload: Workload, epochs: range, use: Callable[[Drawn], T], th
 
 def check_epochs(epochs: int) -> None:
     """Refuse a number below 1."""
-    if epochs < 1:
+    if not isinstance(epochs, int) or epochs < 1:
         raise InputError(explain("epochs", "a positive number", epochs, f"presample {EPOCHS}, as the paper does"))
 
 

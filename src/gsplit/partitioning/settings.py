@@ -42,8 +42,12 @@ class PartitionSettings:
     ] = "train"
     pairs: Annotated[str | None, Field(description="stored pairs that training uses, in place of targets")] = None
     neg_sampling: Annotated[
-        str, Field(description="negatives of pairs, as in training: binary, triplet, joint, in_batch or none")
-    ] = "binary"
+        str | None,
+        Field(
+            description="negatives of pairs, as in training: binary, triplet, joint, in_batch or none "
+            "[default: binary; none for pairs with labels]"
+        ),
+    ] = None
     num_negatives: Annotated[float, Field(gt=0, description="negatives per pair, or per step if they are joint")] = 1.0
     fanout: Annotated[tuple[int, ...], Field(description="neighbours per hop, as in training")] = (15, 15, 15)
     batch_size: Annotated[int, Field(ge=1, description="GLOBAL batch size of training, divided by its replicas")] = 1024

@@ -38,6 +38,7 @@ from gsplit.distributed.comm.mesh import Mesh, init
 from gsplit.distributed.launch.launcher import launch
 from gsplit.errors import InputError
 from gsplit.features.sources import MappedRows
+from gsplit.files.host_limits import usable_cores
 from gsplit.files.places import cache_folder
 from gsplit.files.untrusted import Expected, read_document
 from gsplit.graph.blocks import Block
@@ -139,7 +140,7 @@ def _identity() -> dict[str, str]:
     if info.is_file():
         lines = [line for line in info.read_text().splitlines() if line.startswith("model name")]
         model = lines[0].partition(":")[2].strip() if lines else model
-    cores = str(len(os.sched_getaffinity(0)))
+    cores = str(usable_cores())
     packages = {name: version(name) for name in ("gsplit", "torch", "numba", "numpy")}
     return {"host": platform.node(), "processor": model, "cores": cores, **packages}
 
@@ -173,7 +174,7 @@ def calibrate(*, scale: float = 1.0, rank_numbers: tuple[int, int] = (2, 4), pro
         step_s=_STEP_S,
         attention_step_s=_ATTENTION_STEP_S,
         memory_bytes=float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
-        cores=len(os.sched_getaffinity(0)),
+        cores=usable_cores(),
         thread_gain=first.thread_gain,
         **rates,
     )
@@ -212,7 +213,7 @@ def _main(folder: Path, scale: float, kernels: bool) -> None:
     comm = measure_comm(mesh, max(100, int(20_000 * scale)))
     thread_gain = 0.0
     if kernels and mesh.rank == 0:
-        thread_gain = measure_thread_gain(len(os.sched_getaffinity(0)), max(1000, int(40_000 * scale)))
+        thread_gain = measure_thread_gain(usable_cores(), max(1000, int(40_000 * scale)))
     # all ranks: the others are idle while rank 0 measures its threads
     mesh.control.gather_text(Call("probes done", long_wait=True), "")
     found = {"kernels": asdict(rates) if rates else None, "comm": asdict(comm), "thread_gain": thread_gain}

@@ -2,7 +2,7 @@
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 from statistics import median
@@ -115,12 +115,15 @@ def _table(table: Table) -> str:
 def write_pictures(sections: Sequence[Section], folder: Path) -> list[Path]:
     """Write every picture as a PNG file of its own."""
     folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for picture in (picture for section in sections for picture in section.pictures):
-        path = folder / f"{_file_name(picture.name)}.png"
+    files = _picture_files(sections, folder)
+    for path, picture in files.items():
         path.write_bytes(picture.png)
-        paths.append(path)
-    return paths
+    return list(files)
+
+
+def _picture_files(sections: Sequence[Section], folder: Path) -> dict[Path, Picture]:
+    pictures = (picture for section in sections for picture in section.pictures)
+    return {folder / f"{_file_name(picture.name)}.png": picture for picture in pictures}
 
 
 def _file_name(name: str) -> str:
@@ -160,7 +163,7 @@ def tabulate_runs(runs: Sequence[Run]) -> Table:
 
 def load_pictures(runs: Sequence[Run]) -> list[Picture]:
     """The work of every rank, of runs with several ranks."""
-    caption = "Means over the steps in the telemetry."
+    caption = "Means over the newest steps that these ranks computed together."
     return [Picture(f"loads-{run.name}", as_png(draw_run_loads(run)), caption) for run in runs if run.num_ranks > 1]
 
 
@@ -247,6 +250,19 @@ def write_report(
             fix = "check the path of the run; for records of benchmarks: python -m gsplit_bench report, in a checkout"
             got = "a file" if folder.exists() else "no such folder"
             raise InputError(explain(folder, "a folder of gsplit train --out", got, fix))
-    runs = [read_run(folder) for folder in folders]
+    runs = _name_apart({folder.resolve(): read_run(folder) for folder in folders})
     load_figure()
-    return write_files(run_sections(runs), runs, out, png=png, trace=trace)
+    sections = run_sections(runs)
+    if png is not None and png.is_dir():
+        for path in _picture_files(sections, png):
+            check_new_file(path, overwrite=overwrite)
+    return write_files(sections, runs, out, png=png, trace=trace)
+
+
+def _name_apart(runs: dict[Path, Run]) -> list[Run]:
+    """Runs with the names of their folders, and of as many folders around them as tell them apart."""
+    for depth in range(1, max((len(folder.parts) for folder in runs), default=0) + 1):
+        names = ["/".join(folder.parts[-depth:]) for folder in runs]
+        if len({_file_name(name) for name in names}) == len(names):
+            return [replace(run, name=name) for run, name in zip(runs.values(), names, strict=True)]
+    return list(runs.values())

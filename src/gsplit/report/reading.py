@@ -37,6 +37,7 @@ __all__ = [
 _MAX_BYTES = 32 << 20  # of a document
 _MAX_HISTORY_BYTES = 1 << 30  # 24 million steps
 _KEPT_STEPS = 1024  # of every rank
+_LAST_STEPS = 3  # a full disk may have cost a rank its last line
 
 Amount = Annotated[float, Field(ge=0.0, le=1e30)]
 Number = Annotated[float, Field(ge=-1e30, le=1e30)]
@@ -79,7 +80,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Run:
-    """A folder of ``gsplit train --out``. ``steps``: the newest steps of every rank."""
+    """A folder of ``gsplit train --out``. ``steps``: the newest steps that its last ranks computed together."""
 
     name: str
     settings: TrainSettings
@@ -141,7 +142,19 @@ def read_run(folder: Path) -> Run:
     expected = Expected("the history of a run", "train again with gsplit train --out")
     text = read_text(history, expected, _MAX_HISTORY_BYTES)
     losses = parse_document(RunHistory, text, history)
-    return Run(name=folder.resolve().name, settings=settings, history=losses, steps=dict(sorted(steps.items())))
+    return Run(name=folder.resolve().name, settings=settings, history=losses, steps=_of_last_ranks(steps))
+
+
+def _of_last_ranks(steps: dict[int, list[StepLine]]) -> dict[int, list[StepLine]]:
+    """Without the steps before a run was continued on another number of ranks."""
+    places = {rank: {(line.epoch, line.step) for line in lines} for rank, lines in steps.items()}
+    newest = sorted(set().union(*places.values()))[-_LAST_STEPS:]
+    last = sorted(rank for rank in places if not places[rank].isdisjoint(newest))
+    together = set(newest).union(*places.values())
+    for rank, own in places.items():
+        together = together & own if rank in last else together - own
+    kept = {rank: [line for line in steps[rank] if (line.epoch, line.step) in together] for rank in last}
+    return kept if together else {rank: steps[rank] for rank in last}
 
 
 def _read_steps(path: Path) -> list[StepLine]:

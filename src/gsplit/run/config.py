@@ -317,6 +317,8 @@ def load_settings(
     """Settings of a resumed run, overridden by a TOML file and by options of the command line."""
     before: dict[str, object] = {} if resumed is None else resumed.model_dump()
     table = {} if path is None else read_document(path, _SETTINGS_FILE, toml=True)
+    if "epochs" in {**table, **given}:  # they replace the number of steps of the run
+        before["steps"] = None
     values = {**before, **table, **given}
     return check_settings(values, lambda key: f"{path}: {key}" if key in table and key not in given else key)
 

@@ -28,7 +28,7 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 from torch_geometric.nn.module_dict import ModuleDict
 
 from gsplit.errors import InputError, explain
-from gsplit.files.free_memory import free_bytes
+from gsplit.files.host_limits import free_bytes
 from gsplit.graph.types import EdgeType
 from gsplit.run.config import MODELS, TYPED_MODELS, check_heads
 

@@ -4,12 +4,13 @@ What needs the model, the values of labels or the ranks is checked later, by ``r
 """
 
 import importlib.machinery
+import os
 import runpy
 from pathlib import Path
 
 from gsplit.errors import InputError, explain
 from gsplit.files.byte_sizes import parse_bytes
-from gsplit.files.objects import shown_place
+from gsplit.files.objects import as_url, shown_place
 from gsplit.files.places import is_file
 from gsplit.graph.ownership import own_parts
 from gsplit.inference.metric_names import check_metric_names
@@ -179,7 +180,10 @@ def choose_what(settings: TrainSettings, out: Path, what: What | None) -> What:
 
 
 def check_new_file(path: Path, *, overwrite: bool) -> None:
-    """Refuse an existing file unless it may be overwritten."""
+    """Refuse an existing file unless it may be overwritten, and a file for which there is no folder."""
+    if as_url(path) is None and not (path.parent.is_dir() and os.access(path.parent, os.W_OK | os.X_OK)):
+        got = "a folder that cannot be written" if path.parent.is_dir() else "no such folder"
+        raise InputError(explain(path.parent, "a folder to write in", got, "make it, or choose another --out"))
     if (is_file(path) or path.exists()) and not overwrite:
         fix = "choose another --out, or pass --overwrite"
         raise InputError(explain(shown_place(path), "a new file", "a file", fix))

@@ -15,7 +15,6 @@ A run that is not much longer than its trial would lose more by it than a better
 import gc
 import json
 import logging
-import os
 import sys
 import tempfile
 import time
@@ -31,6 +30,7 @@ from gsplit.distributed.comm.comm import Call
 from gsplit.distributed.comm.mesh import Mesh, init, solo_mesh
 from gsplit.distributed.launch import launcher
 from gsplit.errors import InputError
+from gsplit.files.host_limits import usable_cores
 from gsplit.files.objects import as_url, shown_place
 from gsplit.minibatch.strategy_names import AUTO
 from gsplit.planner.plan import Setup, StepTime, explain_times, find_fastest
@@ -151,7 +151,7 @@ class _Trial:
         self._shape = shape
         self._store = store
         self._mesh = mesh
-        self._threads = len(os.sched_getaffinity(0)) if setup.ranks == 1 else torch.get_num_threads()
+        self._threads = usable_cores() if setup.ranks == 1 else torch.get_num_threads()
         self._whole_batches = max(1, settings.count_targets(store) // settings.batch_size)
         self._trainer: Trainer | None = None
 

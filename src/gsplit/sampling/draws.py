@@ -192,5 +192,6 @@ def _read_weights(store: GraphStore, name: str, first_edge: int, stop_edge: int)
     bad = select.find_bad_weight(weights)
     if bad >= 0:
         got = f"{weights[bad]} of edge {first_edge + bad}"
-        raise InputError(explain(full, "weights that are finite and not negative", got, "import other weights"))
+        expected = f"finite weights, each 0 or at least {select.LEAST_WEIGHT}"
+        raise InputError(explain(full, expected, got, "import other weights: only their proportions matter"))
     return weights

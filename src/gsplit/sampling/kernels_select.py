@@ -24,6 +24,9 @@ from gsplit.sampling.kernels_numba import DAMAGED, MAX_DEGREE, OK, TOO_MANY
 
 __all__ = ["count_replace", "count_weighted", "draw_labor", "draw_replace", "draw_weighted", "find_bad_weight"]
 
+LEAST_WEIGHT = 1e-290
+"""The least weight above 0: -log2(u), of up to 2**46 units, divided by less may be infinite."""
+
 Words = npt.NDArray[np.uint64]
 Numbers = npt.NDArray[Any]
 _CHUNK = 256
@@ -39,9 +42,9 @@ _SLACK = 4.0
 
 @kernel
 def find_bad_weight(weights: Numbers) -> int:
-    """The place of the first weight that is negative, infinite or NaN; -1 if there is none."""
+    """The place of the first weight that cannot be drawn by, see ``LEAST_WEIGHT``; -1 if there is none."""
     for e in range(weights.size):
-        if not 0.0 <= weights[e] < np.inf:
+        if weights[e] != 0.0 and not LEAST_WEIGHT <= weights[e] < np.inf:
             return e
     return -1
 

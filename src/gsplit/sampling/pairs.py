@@ -25,7 +25,7 @@ from torch import Tensor
 from gsplit.array_types import Array, Ids
 from gsplit.errors import InputError, explain
 from gsplit.graph.graph import Graph
-from gsplit.keys.kernels_torch import bounded, mix
+from gsplit.keys.kernels_torch import mix, scaled
 from gsplit.sampling.minibatch import StepKey, positions_of_step
 
 __all__ = ["MODES", "Negatives", "ListedPairs", "StepPairs", "StoredPairs", "draw_vertices", "parse_negatives"]
@@ -93,7 +93,7 @@ def draw_vertices(key: int, positions: Tensor, slots: Tensor, num_vertices: int)
     if positions.numel() and num_vertices >= _MAX_VERTICES:
         fix = "list negative pairs with labels"
         raise InputError(explain("negatives", f"fewer than {_MAX_VERTICES} vertices", num_vertices, fix))
-    return bounded(mix(mix(key, positions), slots), num_vertices)
+    return scaled(mix(mix(key, positions), slots), num_vertices)
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,8 +78,14 @@ def pair_type(types: GraphTypes, edge_type: Any, reverse: Mapping[EdgeType, Edge
         names = (f"rev_{name}", name.removeprefix("rev_"))
         known = [found for found in back if found[1] in names or found == edge_type]
         if back and not known:
-            fix = f"give reverse_edge_types={{{edge_type}: EDGE TYPE}}, or {{}} if none of them is"
+            fix = (
+                f"give reverse_edge_types={{{edge_type}: EDGE TYPE}}, or {{}} if none of them is; "
+                f"or name it rev_{name} when you import the graph"
+            )
             raise InputError(explain("reverse_edge_types", f"the reverse of {edge_type}, if it is stored", back, fix))
+    elif reverse and edge_type not in reverse:
+        fix = f"write {{{edge_type}: its reverse}}, or {{}} if it has none"
+        raise InputError(explain("reverse_edge_types", f"the reverse of {edge_type}", dict(reverse), fix))
     else:
         known = [found for found in [reverse.get(edge_type)] if found is not None]
         if any(found not in back for found in known):

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from gsplit.array_types import Array, Ids
 from gsplit.errors import InputError, explain
-from gsplit.files.free_memory import free_bytes
+from gsplit.files.host_limits import free_bytes
 from gsplit.graph.types import GraphTypes
 from gsplit.kernels.jit import kernel
 from gsplit.progress import Progress, silent

@@ -4,6 +4,7 @@
 """
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from gsplit.files.untrusted import Expected, read_document
 __all__ = ["agree", "building", "lock_hosts"]
 
 _AGREED, _LOCK = "agreed.json", "lock"
+_PATIENCE_S = 2.0  # another host takes the lock for a moment, to see whether it is held
 
 
 def lock_hosts(folder: Path) -> AbstractContextManager[None]:
@@ -30,7 +32,9 @@ def lock_hosts(folder: Path) -> AbstractContextManager[None]:
 def building(folder: Path, host: int) -> Iterator[bool]:
     """Refuse a second process that builds the shard of the same host; yields whether the file system has locks."""
     with (folder / f"{host}.{_LOCK}").open("a") as file:
-        is_locked = try_lock(file.fileno())
+        deadline = time.monotonic() + _PATIENCE_S
+        while (is_locked := try_lock(file.fileno())) is False and time.monotonic() < deadline:
+            time.sleep(0.05)
         if is_locked is False:
             got, fix = f"host {host} is being built by another process", "wait until it has ended"
             raise InputError(explain(folder.name, "one process per host", got, fix))

@@ -11,7 +11,7 @@ from gsplit.array_types import Array
 from gsplit.errors import InputError, StoreError, explain
 from gsplit.files.objects import ObjectFolder, as_url
 from gsplit.progress import Progress, silent
-from gsplit.store.files import npy_header, raw_bytes
+from gsplit.store.files import expected_bytes, npy_header, raw_bytes
 from gsplit.store.manifest import ArrayEntry, file_of
 from gsplit.store.reader import Store
 from gsplit.store.remote import blocks_of, rows_per_block
@@ -30,6 +30,8 @@ def upload_store(store: Store, url: str, *, overwrite: bool = False, progress: P
     if is_there and not overwrite:
         fix = "choose another name, or pass --overwrite"
         raise StoreError(explain(objects.url, "no store at this URL", "a store", fix))
+    for name, entry in store.manifest.arrays.items():
+        objects.check_size(file_of(name), expected_bytes(entry.dtype, entry.shape))
     verify_checksums(store, progress)
     if is_there:
         objects.remove("manifest.json")

@@ -72,7 +72,7 @@ class StoreWriter:
     """Writes one store; a context manager. Leaving it without ``commit`` removes all files."""
 
     def __init__(self, path: Path, *, overwrite: bool = False) -> None:
-        self.path = path.resolve() if path.is_symlink() else path
+        self.path = _follow(path)
         self._overwrite = overwrite
         self._appenders: dict[str, ArrayAppender] = {}
         self._placed: dict[str, tuple[str, Array]] = {}
@@ -199,6 +199,11 @@ def is_store(path: Path) -> bool:
     return found.get("format") == "gsplit-store"
 
 
+def _follow(path: Path) -> Path:
+    """Where a store is written, and what its writers leave is looked for: not beside a symbolic link to it."""
+    return path.resolve() if path.is_symlink() else path
+
+
 def _make_work_folder(path: Path) -> tuple[Path, TextIO]:
     """A hidden folder beside a store, and its lock, which is held while the file is open."""
     folder = path.parent / f".{path.name}.tmp-{secrets.token_hex(4)}"
@@ -211,6 +216,7 @@ def _make_work_folder(path: Path) -> tuple[Path, TextIO]:
 @contextmanager
 def work_folder(path: Path) -> Iterator[Path]:
     """A folder for what is needed to write a store; if this process is killed, the store's next writer removes it."""
+    path = _follow(path)
     with locked(path.parent):
         folder, lock = _make_work_folder(path)
     try:

@@ -62,8 +62,6 @@ PairLossFunction = Callable[[Any, LinkBatch], Tensor | tuple[Tensor, Tensor | No
 def loss_of_batch(loss_fn: LossFunction | PairLossFunction, out: Any, batch: Batch) -> TargetLoss:
     """The values of a loss function: of outputs and labels, or of outputs and a batch of pairs."""
     given: Any = batch if isinstance(batch, LinkBatch) else batch.y
-    if isinstance(batch, TypedLinkBatch) and isinstance(out, Mapping) and loss_fn in LINK_LOSSES.values():
-        out, given = batch.fuse_pairs(out)
     return as_target_loss(loss_fn(out, given))
 
 
@@ -157,12 +155,13 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], TargetLoss]] = {
 """All losses by name."""
 
 
-def link_cross_entropy(out: Tensor, batch: LinkBatch) -> TargetLoss:
-    """The cross entropy of pairs.
+def link_cross_entropy(out: Tensor | Mapping[str, Tensor], batch: LinkBatch) -> TargetLoss:
+    """The cross entropy of pairs. ``out``: the rows of the endpoints, by vertex type in a heterogeneous graph.
 
     With binary negatives, or labels 0 and 1: ``F.binary_cross_entropy_with_logits`` of the scores, where ``out`` may
     also be one score per column of ``edge_label_index``. Otherwise ``F.cross_entropy`` of the pair among its negatives.
     """
+    out, batch = _of_one_type(out, batch)
     mode = batch.pair_rows.mode
     if mode == "binary":
         score = out if out.dim() == 1 else _dot(_rows(out, batch), batch.edge_label_index)
@@ -181,10 +180,20 @@ def link_cross_entropy(out: Tensor, batch: LinkBatch) -> TargetLoss:
     return TargetLoss(F.cross_entropy(scores, first, reduction="none"))
 
 
-def bpr(out: Tensor, batch: LinkBatch) -> TargetLoss:
+def bpr(out: Tensor | Mapping[str, Tensor], batch: LinkBatch) -> TargetLoss:
     """Bayesian personalised ranking (Rendle et al. 2009): -log sigmoid(positive - negative), for triplet and joint."""
-    positive, negative = _scores(out, batch)
+    positive, negative = _scores(*_of_one_type(out, batch))
     return TargetLoss(F.softplus(negative - positive.unsqueeze(1)).mean(1))
+
+
+def _of_one_type(out: Tensor | Mapping[str, Tensor], batch: LinkBatch) -> tuple[Tensor, LinkBatch]:
+    """The rows of both types of the endpoints as one tensor, and a batch whose pairs are rows of it."""
+    if isinstance(out, Tensor):
+        return out, batch
+    if not isinstance(batch, TypedLinkBatch):
+        fix = "return the rows of batch.endpoints as one tensor"
+        raise InputError(explain("the model's output", "a tensor", type(out).__name__, fix))
+    return batch.fuse_pairs(out)
 
 
 def _rows(out: Tensor, batch: LinkBatch) -> Tensor:

@@ -13,8 +13,10 @@ are cast to float32 before the loss, and hidden rows are exchanged in the type t
 """
 
 import math
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,8 +58,8 @@ class BatchLoss:
         dtype = dtype_of(runtime_of(model).parameters(model))
         with self._autocast(batch.x.device):
             out = call_wrapped(model, batch.cast(dtype))
-            if self.precision == "bf16" and isinstance(out, Tensor):
-                out = out.to(dtype)
+            if self.precision == "bf16":
+                out = _converted(out, dtype)
             values = loss_of_batch(self.loss_fn, out, batch)
         return batch.weighted_sum(*values)
 
@@ -68,6 +70,15 @@ class BatchLoss:
 
     def _autocast(self, device: torch.device) -> AbstractContextManager[object]:
         return torch.autocast(device.type, torch.bfloat16) if self.precision == "bf16" else nullcontext()
+
+
+def _converted(out: Any, dtype: torch.dtype) -> Any:
+    """The rows of an output, also of one by vertex types, as another type."""
+    if isinstance(out, Tensor):
+        return out.to(dtype) if out.is_floating_point() else out
+    if isinstance(out, Mapping):
+        return {name: _converted(rows, dtype) for name, rows in out.items()}
+    return type(out)(_converted(each, dtype) for each in out) if type(out) in (tuple, list) else out
 
 
 class TrainingStep:

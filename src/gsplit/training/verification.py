@@ -9,7 +9,7 @@ so the rounding error of a gradient close to 0 would become a full step. With un
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal, cast
@@ -114,6 +114,7 @@ def verify(
     edge_label_time: Tensor | None = None,
     neg_sampling: Any = None,
     exclude_seed_edges: Literal["reverse", True, False] = "reverse",
+    reverse_edge_types: Mapping[EdgeType, EdgeType] | None = None,
     batch_size: int = 1024,
     mesh: Mesh | None = None,
     strategy: str = "split",
@@ -162,6 +163,7 @@ def verify(
             neg_sampling=neg_sampling,
             edge_label_time=edge_label_time,
             exclude_seed_edges=exclude_seed_edges,
+            reverse_edge_types=reverse_edge_types,
         )
 
     def run(on: Mesh, how: str) -> TrainedSteps:

@@ -52,10 +52,12 @@ def test_a_resumed_run_is_resumed_again(tmp_path: Path) -> None:
 
 
 def test_what_torchrun_has_started_again_goes_on_unless_that_might_be_another_run(tmp_path: Path) -> None:
-    assert not _task(tmp_path).restarted().resume
-    _save(tmp_path, "1", 30)
-    assert _task(tmp_path).restarted().resume
-    assert not _task(tmp_path, overwrite=True).restarted().resume
+    for overwrite in (False, True):
+        task = _task(tmp_path / str(overwrite), overwrite=overwrite)
+        assert not task.goes_on(0.0)
+        saved_s = _save(tmp_path / str(overwrite), "1", 30).stat().st_mtime
+        assert task.goes_on(saved_s - 1) and not task.goes_on(saved_s + 1)  # it began before, or after
+        assert task.goes_on(None) != overwrite  # nobody knows when
 
 
 def test_ranks_have_time_to_save_where_there_is_something_to_save_into(tmp_path: Path) -> None:

@@ -176,6 +176,11 @@ def test_an_interrupted_run_says_what_is_kept_and_how_to_keep_it(tmp_path: Path)
     (tmp_path / "1" / "checkpoints").mkdir(parents=True)
     (tmp_path / "1" / "checkpoints" / "step-00000001.safetensors").touch()
     assert str(_Kept(tmp_path)) == f"the latest checkpoint of {tmp_path} is kept; to continue: --resume {tmp_path}"
+    replacing = _Kept(tmp_path, replaces=True)
+    assert (str(replacing), replacing.exit_code) == ("no weights were kept: there was no checkpoint yet", 143)
+    (tmp_path / "2" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "2" / "checkpoints" / "step-00000001.safetensors").touch()
+    assert replacing.exit_code == 75
 
 
 def test_the_table_of_a_single_step_and_of_kept_weights(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -15,15 +15,19 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.autograd import Function
 from typer.testing import CliRunner
 
 from gsplit.cli.main import app
+from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.distributed.launch.allocator import ALLOCATOR
-from gsplit.doctor import examination, machine, network, training
+from gsplit.doctor import examination, kernels, machine, network, programs, training
 from gsplit.doctor.examination import check_store, examine
 from gsplit.doctor.finding import DoctorReport, Finding
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
+from gsplit.training.verification import Verification
 
 
 @pytest.fixture(scope="module")
@@ -205,3 +209,45 @@ def test_the_screen_fits_80_columns_and_the_exit_code_tells(store: Path, tmp_pat
     document = json.loads(run.stdout)
     assert run.exit_code == 1 and document["ok"] is False
     assert [line["verdict"] for line in document["findings"] if line["check"] == "store"] == ["error"]
+
+
+class _Gone(Function):
+    """A backward that loses its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g * math.nan
+
+
+def test_a_gradient_of_nan_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def attend(edges: Any, given: list[Tensor], options: Any) -> Tensor:
+        first = _Gone.apply(given[0]) if given[0].dtype == torch.float32 else given[0]  # type: ignore[no-untyped-call]
+        return first[: edges.num_dst] * given[1].sum()
+
+    edges = [torch.randn(kernels._NUM_SRC, kernels._HEADS, kernels._WIDTH), torch.ones(3)]
+    assert math.isnan(kernels._compare_attention(attend, edges, torch.device("cpu")))
+    gone = Verification(0.0, math.nan, 0.0, 1.0, 1e-9, 3, 1, "split")
+    monkeypatch.setattr(programs, "verify", lambda *_, **__: gone)
+    assert math.isnan(programs.compare_models(solo_mesh(), ["sage"])["sage"]) and not gone.ok
+
+
+def test_a_report_with_nan_is_json_and_the_file_is_checked_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    report = DoctorReport(None, 1, [Finding("models", "error", "sage differs", figures={"sage": math.nan})])
+    monkeypatch.setattr(examination, "examine", lambda *_, **__: report)
+    out = tmp_path / "report.json"
+    done = CliRunner().invoke(app, ["doctor", "--json", "--out", str(out)])
+    assert done.exit_code == 1
+    for text in (done.stdout, out.read_text()):
+        assert json.loads(text, parse_constant=refuse)["findings"][0]["figures"] == {"sage": None}
+    monkeypatch.setattr(examination, "examine", refuse)
+    done = CliRunner().invoke(app, ["doctor", "--out", str(tmp_path / "nowhere" / "report.json")])
+    assert done.exit_code == 2 and "expected a folder to write in (got no such folder)" in done.stderr

@@ -43,7 +43,7 @@ def test_rankings_equal_a_loop_over_all_pairs(num_negatives: int) -> None:
     ranks = []
     for position, (u, v) in enumerate(pairs.T.tolist()):
         word = scalar.mix(3, 4, position)
-        others = [scalar.bounded(scalar.mix(word, slot), VERTICES) for slot in range(num_negatives)]
+        others = [scalar.scaled(scalar.mix(word, slot), VERTICES) for slot in range(num_negatives)]
         score = float(z[u] @ z[v])
         found = [float(z[u] @ z[w]) for w in others]
         above = sum(other > score + 1e-12 for other in found)
@@ -153,7 +153,7 @@ def test_rankings_of_types_equal_a_loop_over_all_pairs(edge_type: Any) -> None:
     keyed = []
     for position in range(pairs.size(1)):
         word = scalar.mix(3, 4, position)
-        keyed.append([scalar.bounded(scalar.mix(word, slot), COUNTS["item"]) for slot in range(9)])
+        keyed.append([scalar.scaled(scalar.mix(word, slot), COUNTS["item"]) for slot in range(9)])
     wanted = _loop(z[edge_type[0]], z["item"], pairs, keyed)
     found = gsplit.evaluate_links(model, store, (edge_type, pairs), metrics=METRICS, num_negatives=9, seed=3)
     assert list(found.values()) == pytest.approx(wanted, abs=1e-12)

@@ -53,6 +53,7 @@ def test_bounded_is_the_same_three_times_and_in_range(words: list[int], bound: i
     tensor = torch.from_numpy(np.array(words, np.uint64).view(np.int64))
     assert kernels_torch.bounded(tensor, bound).tolist() == expected
     assert kernels_torch.bounded(tensor, torch.full_like(tensor, bound)).tolist() == expected
+    assert kernels_torch.scaled(tensor, bound).tolist() == [scalar.scaled(word, bound) for word in words]
 
 
 @kernel

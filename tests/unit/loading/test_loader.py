@@ -23,6 +23,7 @@ from gsplit.partitioning.partition import partition
 from gsplit.sampling.draw_options import DrawOptions
 from gsplit.sampling.draws import open_draw
 from gsplit.store.build import build_store
+from gsplit.store.feature_types import write_with_features
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.store.manifest import Manifest
 from gsplit.store.reader import Store
@@ -417,6 +418,19 @@ def test_a_plan_can_be_printed_and_described(store: Store) -> None:
         "copies",
         "boundaries",
     }
+
+
+def test_int8_features_are_compared_with_their_scales(tmp_path: Path) -> None:
+    """A resumed run reads other features if only these differ."""
+    data = Data(x=torch.randn(20, 4), edge_index=torch.arange(20).repeat(2, 1), y=torch.zeros(20, dtype=torch.int64))
+    stores = []
+    for name in ("one", "twice"):
+        plain = gsplit.from_pyg(data, tmp_path / f"{name}.gsplit")
+        stores.append(write_with_features(plain, tmp_path / f"{name}-int8.gsplit", "int8"))
+        data.x = data.x * 2
+    one, twice = (NeighborLoader(store, [2], torch.arange(20), batch_size=4).description for store in stores)
+    assert one["store features/x"] == twice["store features/x"]
+    assert {key for key in one if one[key] != twice[key]} == {"store scales/x"}
 
 
 def test_the_sampler_is_described_unless_it_is_the_default(store: Store) -> None:

@@ -37,7 +37,7 @@ def _drawn(row: Row, key: int, fanout: int, *, last: bool, left_out: set[tuple[i
         word = scalar.mix(key, scalar.mix(vertex, until))
         for slot in range(fanout):
             largest = len(early) - fanout + slot
-            position = scalar.bounded(scalar.mix(word, slot), largest + 1)
+            position = scalar.scaled(scalar.mix(word, slot), largest + 1)
             taken.append(largest if position in taken else position)
     found = [early[position] for position in taken]
     return [((source, until), time) for time, source in found if (source, vertex) not in left_out]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import Linear, Module
-from torch_geometric.data import HeteroData
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GraphSAGE, HeteroConv, SAGEConv
 from typed_link_programs import (
     COUNTS,
@@ -67,6 +67,31 @@ def test_trainer_and_verify_take_pairs_of_types() -> None:
     scores = trainer.evaluate(named, ["test"], metrics=("mrr", "hits@5"))
     assert scores["test"] == gsplit.evaluate_links(model, named, (RATES, "test"))["mrr"]
     assert set(scores) == {"test", "test hits@5"}
+
+
+@pytest.mark.parametrize("mode", ["binary", "triplet", "joint", "in_batch"])
+def test_losses_take_the_rows_of_both_types(mode: str) -> None:
+    """In loops of your own, and inside of a loss function of your own."""
+    batch = _batch(mode, 2)
+    rows = {name: torch.randn(ids.numel(), 5) for name, ids in batch.endpoint_id_dict.items()}
+    fused, of_rows = batch.fuse_pairs(rows)
+    losses = [gsplit.losses.link_cross_entropy] + [gsplit.losses.bpr] * (mode in ("triplet", "joint"))
+    for loss in losses:
+        assert torch.equal(loss(rows, batch).values, loss(fused, of_rows).values)
+
+
+def test_bf16_losses_get_float32_rows_of_every_type() -> None:
+    seen: list[torch.dtype] = []
+
+    def loss_fn(out: Any, batch: Any) -> Any:
+        seen.extend(rows.dtype for rows in out.values())
+        return gsplit.losses.link_cross_entropy(out, batch)
+
+    model = parallelize(make_encoder().float(), solo_mesh(), graph=link_store(2))
+    loader = link_loader(solo_mesh(), "binary", "split", 3)
+    optimizer = torch.optim.Adam(model.parameters())
+    gsplit.Trainer(model, optimizer, loader, precision="bf16", loss_fn=loss_fn).train_epoch(1)
+    assert set(seen) == {torch.float32}
 
 
 def test_stored_pairs_have_ids_in_the_types(tmp_path: Path) -> None:
@@ -171,6 +196,7 @@ def test_what_is_not_built_or_wrong_is_refused() -> None:
         ({"edge_label_index": (RATES, None)}, "without pairs"),
         ({"edge_label_index": (other, pairs)}, "where the type is one of.*got .'item', 'back', 'user'"),
         ({"reverse_edge_types": {RATES: RATES}}, "an edge type from item to user"),
+        ({"reverse_edge_types": {("item", "rev_rates", "user"): RATES}}, "the reverse of .'user', 'rates', 'item'"),
         ({"sampler": "labor"}, "sampler: expected an option that is built for heterogeneous graphs"),
     ):
         given = {"edge_label_index": (RATES, pairs), "mesh": solo_mesh(), **options}
@@ -200,3 +226,12 @@ def test_an_unnamed_reverse_must_be_given() -> None:
         assert isinstance(batch, TypedLinkBatch)
         numbers.append([batch.part(relation).blocks[0].num_edges for relation in (buys, back)])
     assert np.array_equal(numbers, [[0, 0], [0, 4]])
+    gsplit.LinkNeighborLoader(data, [-1], (buys, ends), batch_size=4, exclude_seed_edges=False)  # needs none
+    plain = Data(edge_index=ends, num_nodes=4)
+    with pytest.raises(InputError, match="reverse_edge_types: expected a heterogeneous graph"):
+        gsplit.LinkNeighborLoader(plain, [-1], ends, reverse_edge_types={buys: back})
+    for name in ("user", "item"):
+        data[name].x = torch.rand(4, 3, dtype=torch.float64)
+    model = HeteroConv({relation: SAGEConv((3, 3), 4) for relation in (buys, back)}).double()
+    pairs = {"edge_label_index": (buys, ends), "reverse_edge_types": {buys: back}, "neg_sampling": "binary"}
+    assert gsplit.verify(model, data, [2], batch_size=2, steps=2, **pairs).ok  # type: ignore[arg-type]

@@ -27,6 +27,18 @@ def test_compiled_and_torch_masks_are_the_same(shape: tuple[int, ...], dtype: to
     )
 
 
+@pytest.mark.parametrize("shape", [(7, 2), (4, 3, 5), (9,)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_what_is_dropped_may_be_changed_in_place(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x = torch.ones(shape, dtype=dtype, requires_grad=True)
+    keys = _keys(torch.arange(shape[0]))
+    out = keyed_dropout(x, keys, 0.5)
+    out.mul_(3)
+    out.sum().backward()
+    assert x.grad is not None and torch.equal(x.grad != 0, keyed_mask(keys, int(np.prod(shape[1:])), 0.5).view(shape))
+    assert float(x.grad.max()) == 6
+
+
 def test_a_share_p_is_dropped_in_every_row_column_and_pair() -> None:
     mask = keyed_mask(_keys(torch.arange(4000)), 256, 0.3).double()
     assert float(mask.mean()) == pytest.approx(0.7, abs=0.002)

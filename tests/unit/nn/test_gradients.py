@@ -1,12 +1,15 @@
 """Averaged gradients without ranks: a comm of two equal ranks doubles every sum, so averages must equal plain ones."""
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 from recorded_calls import record_calls
 from torch import Tensor
+from torch.autograd import Function
 from torch.nn import Linear, Parameter
+from torch.utils.checkpoint import checkpoint
 
 from gsplit.device.devices import DeferredChecks
 from gsplit.distributed.comm.comm import Call, SoloComm, Work
@@ -122,6 +125,67 @@ def test_a_backward_that_fails_is_forgotten() -> None:
 
 def _fail(g: Tensor) -> None:
     raise RuntimeError("half way")
+
+
+class _WithoutGradient(Function):
+    """A function of two inputs whose backward gives the second one no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, unused: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        return g, None
+
+
+def test_a_parameter_without_a_gradient_has_none() -> None:
+    torch.manual_seed(0)
+    used, unused = Linear(4, 4).double(), Linear(4, 4).double()
+    average = GradientAverage([*used.parameters(), *unused.parameters()], TwinComm(), DeferredChecks())
+    for number in range(2):
+        _WithoutGradient.apply(used(_x(0)), unused(_x(1))).square().sum().backward()  # type: ignore[no-untyped-call]
+        assert all(p.grad is not None for p in used.parameters())
+        for parameter in unused.parameters():
+            assert torch.equal(parameter.grad, torch.ones_like(parameter)) if number else parameter.grad is None  # type: ignore[arg-type]
+            parameter.grad = torch.ones_like(parameter)  # of another backward
+    assert average.averages([*used.parameters(), *unused.parameters()])
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_backward_inside_of_backward_adds_to_its_gradients(before: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reentrant checkpoints of one module reach its weights once for each."""
+
+    def backward(bottom: Linear, inner: Linear, top: Linear) -> None:
+        for number in range(1 + before):
+            h = bottom(_x(number))
+            for _ in range(2):
+                h = checkpoint(inner, h, use_reentrant=True)
+            top(h).square().sum().backward()
+
+    torch.manual_seed(0)
+    models = [Linear(4, 4).double(), Linear(4, 4).double(), Linear(4, 2).double()]
+    plain = [copy.deepcopy(model) for model in models]
+    backward(*plain)
+    parameters = [p for model in models for p in model.parameters()]
+    average = GradientAverage(parameters, TwinComm(), DeferredChecks())
+    backward(*models)
+    for found, want in zip(parameters, (p for model in plain for p in model.parameters()), strict=True):
+        assert found.grad is not None and want.grad is not None
+        assert torch.allclose(found.grad, want.grad, atol=1e-13)
+    average.detach()
+    monkeypatch.setattr(gradients, "BUCKET_BYTES", 1)  # the first part is under way before the second one comes
+    kept = GradientAverage(parameters, TwinComm(), DeferredChecks())
+    with pytest.raises(InputError, match="use_reentrant=False"):
+        backward(*models)
+    kept.recover()
+
+
+def test_parameters_of_another_type_get_other_buckets() -> None:
+    model, _, average = _model()
+    assert average.averages(list(model.parameters()))
+    model.bfloat16()  # the same parameters
+    assert not average.averages(list(model.parameters()))
 
 
 def test_what_cannot_be_averaged_is_refused() -> None:

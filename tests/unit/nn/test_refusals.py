@@ -246,6 +246,15 @@ REFUSALS += [
         ),
         r"batch norm: expected a tensor \[rows, features\]",
     ),
+    (
+        "max_norm",
+        lambda: Stack(
+            lambda self, x, e: self.a(x, e) + self.m(torch.arange(3)).sum(),
+            **two_layers(),
+            m=torch.nn.Embedding(3, 1, max_norm=0.5),
+        ),
+        "max_norm, by which a rank changes only the rows that it reads",
+    ),
     ("feast", lambda: single(pyg.FeaStConv(WIDTH, 4).double()), "a rank may have no rows at all"),
     (
         "edge features",

@@ -313,6 +313,31 @@ def test_vertices_that_no_mini_batch_reaches_are_spread(solver: str, tmp_path: P
     )
 
 
+@pytest.mark.parametrize("solver", ["metis", "restream"])
+def test_what_balances_stored_edges_is_not_moved_to_balance_vertices(solver: str, tmp_path: Path) -> None:
+    """Two communities with as many edges, one with four times the vertices, most of which no mini-batch reaches."""
+    rng = np.random.default_rng(0)
+    ends = [np.repeat(np.arange(500), 20), 500 + np.repeat(np.arange(2000), 5)]
+    starts = [rng.integers(0, 500, 10_000), rng.integers(500, 2500, 10_000)]
+    targets = np.concatenate([np.arange(10), 500 + np.arange(10)])
+    source = source_of(2500, np.concatenate(starts), np.concatenate(ends), targets={"train": targets})
+    store = build_store(source, tmp_path / "g.gsplit")
+    options: dict[str, Any] = {"objective": "edge", "solver": solver, "batch_size": 10, "epochs": 1}
+    made = gsplit.partition(store, tmp_path / "p.gsplit", 2, [2], **options)
+    edges = np.asarray(made.stored_array("indptr"))[made.part_boundaries]
+    assert np.diff(edges).max() <= 1.1 * 10_000
+
+
+def test_numbers_of_numpy_are_numbers(planted: Store, tmp_path: Path) -> None:
+    given = {"parts": 4, "batch_size": 256, "epochs": 1, "seed": 3, "threads": 1}
+    costs = {"tolerance": 1.25, "c_v": 8.0, "c_e": 1.0}
+    plain = gsplit.partition(planted, tmp_path / "a.gsplit", num_neighbors=[5], **given, **costs)  # type: ignore[arg-type]
+    words = {key: np.int64(value) for key, value in given.items()} | {k: np.float32(v) for k, v in costs.items()}
+    made = gsplit.partition(planted, tmp_path / "b.gsplit", num_neighbors=[5], **words)  # type: ignore[arg-type]
+    assert made.manifest.provenance[-1].settings == plain.manifest.provenance[-1].settings
+    assert np.array_equal(made.original_ids(), plain.original_ids())
+
+
 @pytest.mark.parametrize("name, value", [("targets/train", 1 << 45), ("indptr", -(1 << 40)), ("features/x", 7)])
 def test_a_damaged_store_gets_no_new_checksums(planted: Store, name: str, value: int, tmp_path: Path) -> None:
     damaged = tmp_path / "g.gsplit"

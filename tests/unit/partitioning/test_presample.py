@@ -36,9 +36,10 @@ def test_steps_of_pairs_are_counted_as_they_are_trained(tmp_path: Path, mode: st
     name = "labelled" if mode == "none" else "train"
     if numbering == "parted":
         parted = tmp_path / "parted.gsplit"
-        store = gsplit.partition(store, parted, 2, [3, 2], pairs="train", batch_size=16, solver="restream", epochs=1)
+        store = gsplit.partition(store, parted, 2, [3, 2], pairs=name, batch_size=16, solver="restream", epochs=1)
         settings = store.manifest.provenance[-1].settings
-        assert settings["targets"] == "pairs train" and settings["neg_sampling"] == "binary"
+        negatives = "none" if mode == "none" else "binary"  # what training draws if it is told nothing
+        assert settings["targets"] == f"pairs {name}" and settings["neg_sampling"] == negatives
     pairs = StoredPairs.given(name, mode, 3)
     workload = Workload.of_store(store, None, [3, 2], 16, seed=4, pairs=pairs)
     assert workload.steps_per_epoch == 3

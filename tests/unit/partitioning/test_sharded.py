@@ -18,6 +18,7 @@ from gsplit.partitioning.settings import PartitionSettings
 from gsplit.partitioning.sharded.held_shard import HeldShard
 from gsplit.partitioning.sharded.partition import partition_shards
 from gsplit.partitioning.sharded.plan import check_shard_plan
+from gsplit.partitioning.sharded.relabel import new_shards
 from gsplit.store.reader import Store, open_store
 from gsplit.store.shard import write_shard
 from gsplit.store.verify import verify_store
@@ -49,6 +50,22 @@ def test_other_solvers_and_too_few_parts_are_refused(store: Store, tmp_path: Pat
     held = HeldShard(store, solo_mesh(), Ownership((0, 100, 200, 300)))
     with pytest.raises(InputError, match=r"parts: expected at least one for each of 3 ranks \(got 2\)"):
         check_shard_plan(held, PartitionSettings(2, solver="restream"))
+
+
+def test_a_second_partitioning_of_the_same_name_is_refused_and_a_dead_one_replaced(
+    store: Store, tmp_path: Path
+) -> None:
+    held, path = HeldShard.join(store, solo_mesh()), tmp_path / "p.gsplit"
+    folder = tmp_path / ".p.gsplit.ranks-1"
+    (folder / "left").mkdir(parents=True)  # by a run that died
+    first = new_shards(held, path, overwrite=False)
+    first.__enter__()
+    assert (folder / "lock").exists() and not (folder / "left").exists()
+    with pytest.raises(InputError, match="expected one partitioning of this name .got another that is under way"):
+        new_shards(held, path, overwrite=False).__enter__()
+    assert (folder / "lock").exists()
+    assert not first.__exit__(KeyError, KeyError(), None)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_partition_that_fails_leaves_nothing_and_overwriting_is_asked_for(store: Store, tmp_path: Path) -> None:

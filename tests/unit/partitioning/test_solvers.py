@@ -276,6 +276,16 @@ def test_mt_kahypar_takes_weights_that_its_integers_do_not_hold(tmp_path: Path) 
     assert _cut(graph, found.parts) < 0.25 and _balance(graph, found.parts, 4) < 1.06
 
 
+@pytest.mark.parametrize("factor", [1 << 41, 1 << 47])
+@pytest.mark.parametrize("solver", ["kaminpar", "cluster"])
+def test_kaminpar_takes_weights_that_its_sums_do_not_hold(solver: str, factor: int, tmp_path: Path) -> None:
+    graph, *_ = _planted(tmp_path)
+    graph.vertex_weights[...] *= factor
+    assert 1024 * int(graph.vertex_weights.astype(object).sum()) > 1 << 63
+    found = run_solver(solver, graph, tmp_path, 4, 1.05, 0)
+    assert _cut(graph, found.parts) < 0.25 and _balance(graph, found.parts, 4) < 1.06
+
+
 def test_a_solver_ends_with_whoever_started_it(tmp_path: Path) -> None:
     """Killed with SIGKILL, which nobody can catch, a caller leaves no solver behind."""
     _planted(tmp_path, communities=40, size=600)

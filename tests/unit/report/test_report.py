@@ -51,6 +51,33 @@ def test_files_are_not_replaced_by_accident(tmp_path: Path) -> None:
     assert (tmp_path / "r.html").read_text().startswith("<!DOCTYPE html>")
 
 
+def test_pictures_of_runs_with_one_name_are_told_apart_and_not_replaced_by_accident(tmp_path: Path) -> None:
+    runs = [save_run(tmp_path / name / "run") for name in ("a", "b")]
+    written = write_report(runs, tmp_path / "r.html", png=tmp_path / "png")
+    assert len({path for path in written.pictures if path.is_file()}) == 6
+    assert "<td>a/run</td>" in written.page.read_text() and "<td>b/run</td>" in written.page.read_text()
+    with pytest.raises(InputError, match="loads-a-run.png: expected a new file"):
+        write_report(runs, tmp_path / "s.html", png=tmp_path / "png")
+    assert not (tmp_path / "s.html").exists()
+    with pytest.raises(InputError, match="nowhere: expected a folder to write in .got no such folder"):
+        write_report(runs, tmp_path / "nowhere" / "r.html")
+
+
+def test_a_run_that_went_on_with_other_ranks_is_reported_for_the_last_ones(tmp_path: Path) -> None:
+    run = save_run(tmp_path / "run", ranks=3, steps=9)
+    for rank, kept in ((1, slice(4)), (2, slice(2, 9))):  # 3 ranks, then rank 0 and what was rank 2
+        path = telemetry_files(run)[rank]
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[kept]))
+    steps = read_run(run).steps
+    assert {rank: [line.step for line in lines] for rank, lines in steps.items()} == {
+        key: [4, 5, 6, 7, 8] for key in [0, 2]
+    }
+    assert read_run(run).num_ranks == 2
+    path = telemetry_files(run)[2]
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))  # a full disk
+    assert list(read_run(run).steps) == [0, 2]
+
+
 def test_without_matplotlib_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingDependencyError, match=r"the package matplotlib .*gsplit\[report\]"):

@@ -17,6 +17,13 @@ def test_flags_come_before_the_file(tmp_path: Path) -> None:
     assert load_settings(None, {}) == TrainSettings()
 
 
+def test_new_epochs_replace_the_steps_of_a_resumed_run(tmp_path: Path) -> None:
+    path, run = tmp_path / "more.toml", TrainSettings(steps=100)
+    path.write_text("epochs = 20\n")
+    assert load_settings(path, {}, run).steps is None and load_settings(None, {"epochs": 20}, run).steps is None
+    assert load_settings(path, {"steps": 300}, run).steps == 300 and load_settings(None, {}, run).steps == 100
+
+
 @pytest.mark.parametrize(
     "text, given, message",
     [

@@ -82,7 +82,7 @@ def weighted_graphs(draw: st.DrawFn) -> tuple[int, Any, Any, Any]:
     n, src, dst = draw(shaped_graphs())
     rng = np.random.default_rng(draw(st.integers(0, 2**16)))
     weights = rng.exponential(1.0, src.size) * (rng.random(src.size) > draw(st.sampled_from([0.0, 0.2, 0.9, 1.0])))
-    weights[dst == draw(st.integers(0, n - 1))] = draw(st.sampled_from([0.0, 1.0, 1e-310]))
+    weights[dst == draw(st.integers(0, n - 1))] = draw(st.sampled_from([0.0, 1.0, 1e-290]))
     return n, src, dst, weights
 
 
@@ -219,10 +219,11 @@ def _successive(weights: npt.NDArray[np.float64]) -> dict[tuple[int, ...], float
     return law
 
 
+@pytest.mark.parametrize("unit", [1.0, 1e-288])  # only proportions matter
 @pytest.mark.parametrize("options", [LABOR, WEIGHTED, BOTH], ids=str)
-def test_subsets_have_the_law_of_the_sampler(options: DrawOptions) -> None:
+def test_subsets_have_the_law_of_the_sampler(options: DrawOptions, unit: float) -> None:
     trials = 20_000
-    weights = np.array([1.0, 2.0, 3.0, 4.0, 8.0, 0.5])
+    weights = np.array([1.0, 2.0, 3.0, 4.0, 8.0, 0.5]) * unit
     law = dict.fromkeys(combinations(range(6), 2), 1 / 15) if options == LABOR else _successive(weights)
     found = _subsets(options, weights, 2, trials)
     assert set(found) <= set(law)
@@ -316,7 +317,11 @@ def test_weights_of_any_number_type_draw_as_float64_ones(dtype: str) -> None:
 @pytest.mark.parametrize(
     "weights, message",
     [
-        (np.array([1.0, -0.5, 1.0]), r"edges/w: expected weights that are finite and not negative .got -0.5 of edge 1"),
+        (
+            np.array([1.0, -0.5, 1.0]),
+            r"edges/w: expected finite weights, each 0 or at least 1e-290 .got -0.5 of edge 1",
+        ),
+        (np.array([1.0, 0.0, 1e-300]), "got 1e-300 of edge 2"),  # all would be drawn as if equal
         (np.array([1.0, 1.0, np.inf]), r"got inf of edge 2"),
         (np.array([np.nan, 1.0, 1.0]), r"got nan of edge 0"),
         (np.ones((3, 2)), r"edges/w: expected one number per edge .got float64 .3, 2."),

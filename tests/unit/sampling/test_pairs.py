@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import chisquare
 from simulated import CPU, memory_store, shaped_graphs
 from torch_geometric.sampler import NegativeSampling
 
@@ -81,6 +82,14 @@ def test_negatives_are_uniform() -> None:
     drawn = draw_vertices(7, torch.arange(70_000), torch.zeros(70_000, dtype=torch.int64), 7)
     counts = torch.bincount(drawn, minlength=7).double()
     assert float(((counts - 10_000) ** 2 / 10_000).sum()) < 22.5  # chi-square, 6 degrees of freedom: 99.9 %
+
+
+def test_negatives_are_uniform_over_billions_of_vertices() -> None:
+    """Random words of 32 bits, times 3 * 2**30, would give some vertices twice as often as others."""
+    num_draws = 300_000
+    drawn = draw_vertices(5, torch.arange(num_draws), torch.zeros(num_draws, dtype=torch.int64), 3 << 30)
+    assert int(drawn.min()) >= 0 and int(drawn.max()) < 3 << 30
+    assert chisquare(torch.bincount(drawn % 3)).pvalue > 1e-4
 
 
 def test_every_edge_of_a_graph_is_a_pair() -> None:

@@ -6,16 +6,18 @@ import socket
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
 import torch
 from typed_graphs import academic
 
 import gsplit
 from gsplit.distributed.comm.mesh import solo_mesh
-from gsplit.errors import InputError, MissingDependencyError, StoreError
+from gsplit.errors import InputError, MissingDependencyError, StoreError, UnavailableError
 from gsplit.features.remote import RemoteRows
 from gsplit.files import objects
 from gsplit.files.objects import ObjectFolder
@@ -151,10 +153,59 @@ def test_a_server_that_stays_down_is_named_within_bounds(
     monkeypatch.setattr(objects, "PATIENCE_S", 1.0)
     store = gsplit.open(uploaded, cache_dir=tmp_path)
     s3_proxy.shares = {"slow down": 1.0}
-    with pytest.raises(InputError, match=rf"{uploaded}/y.npy: expected an answer .* attempts in \d+ s"):
+    with pytest.raises(UnavailableError, match=rf"{uploaded}/y.npy: expected an answer .* attempts in \d+ s"):
         store.stored_array("y")
     s3_proxy.shares = {}
     assert store.stored_array("y").size == 4000
+
+
+def test_a_part_of_a_large_object_is_sent_again_and_memory_is_bounded(
+    s3_proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects, "PATIENCE_S", 0.0)  # the object itself is not sent again
+    monkeypatch.setattr(objects, "_AHEAD_BYTES", 12 << 20)
+    s3_proxy.once = {"partNumber=2": "slow down"}
+    folder, data = ObjectFolder(f"s3://{BUCKET}/large"), np.arange(8 << 20, dtype=np.int64)
+    seen, ended = [0], threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.002):
+            seen.append(pyarrow.total_allocated_bytes())
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    before = pyarrow.total_allocated_bytes()
+    folder.write("x", [b"head", data.data])
+    ended.set()
+    thread.join()
+    assert s3_proxy.once == {}
+    assert folder.read_range("x", 4 + 8 * 1_234_567, 8) == (1_234_567).to_bytes(8, "little")
+    assert 0 < max(seen) - before < 40 << 20  # of 64 MiB
+
+
+def test_an_object_that_is_too_large_is_refused_before_anything_is_sent(
+    parted: Store, s3_proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"s3://{BUCKET}/limit.gsplit"
+    ObjectFolder(url).write("manifest.json", [b"{}"])
+    monkeypatch.setattr(objects, "_MOST_S3_BYTES", 1_000_000)
+    with pytest.raises(InputError, match="limit.gsplit/features/x.npy: expected at most 1000000 bytes"):
+        upload_store(parted, url, overwrite=True)
+    assert ObjectFolder(url).list_below().keys() == {"manifest.json"}
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_objects_of_any_size_are_renamed_also_if_the_answer_is_lost(
+    is_large: bool, s3_proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_large:
+        monkeypatch.setattr(objects, "_MOST_S3_COPIED_BYTES", 100)
+        monkeypatch.setattr(objects, "_AHEAD_BYTES", 300)
+    folder, data = ObjectFolder(f"s3://{BUCKET}/renamed-{is_large}"), bytes(range(250)) * 4
+    folder.write("old", [data])
+    s3_proxy.once = {"DELETE": "cut"}
+    folder.rename("old", "new")
+    assert s3_proxy.once == {} and folder.list() == ["new"] and folder.read("new", 1000) == data
 
 
 def test_refusals_are_told_at_once(
@@ -252,7 +303,7 @@ def test_a_silent_server_does_not_hang(tmp_path: Path, monkeypatch: pytest.Monke
     with socket.create_server(("127.0.0.1", 0)) as silent:  # connections stay in its queue
         for name, value in s3_environment(silent.getsockname()[1]).items():
             monkeypatch.setenv(name, value)
-        with pytest.raises(StoreError, match=r"expected an answer of object storage .* 2 attempts in \d s"):
+        with pytest.raises(UnavailableError, match=r"expected an answer of object storage .* 2 attempts in \d s"):
             gsplit.open(URL, cache_dir=tmp_path)
 
 
@@ -269,6 +320,24 @@ def test_rows_of_int8_are_read_with_their_scales(s3_proxy: FaultyProxy, parted: 
         open_features(local, ["x"], on_disk=True).read(ids, out)
         found.append(out)
     assert torch.equal(*found)
+
+
+def test_a_device_does_not_copy_features_that_stay_on_object_storage(
+    uploaded: str, parted: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[bool] = []
+
+    def record(*args: Any, **options: Any) -> Any:
+        held.append(options["held"])
+        return SimpleNamespace(describe=lambda: "")
+
+    monkeypatch.setattr("gsplit.loading.batch_loader.open_device_rows", record)
+    place = torch.device("meta")
+    for store in (parted, gsplit.open(uploaded, cache_dir=tmp_path, cache_bytes=1000)):
+        loader = gsplit.NeighborLoader(store, [4], "train", batch_size=8, mesh=solo_mesh(), strategy="split")
+        loader.mesh = SimpleNamespace(device=place, sample_device=place)  # type: ignore[assignment]
+        loader._open_device_rows(loader._graph.owned, None)  # type: ignore[arg-type]
+    assert held == [True, False]
 
 
 @pytest.mark.parametrize("cache_bytes", [0, 200])

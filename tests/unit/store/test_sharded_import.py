@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -405,6 +406,23 @@ def test_a_host_that_is_started_twice_is_refused(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(fcntl, "flock", _no_locks)
     with building(tmp_path, 1), building(tmp_path, 1):
         pass
+
+
+def test_a_host_that_looks_whether_another_builds_does_not_stop_it(tmp_path: Path) -> None:
+    looking = threading.Event()
+
+    def look() -> None:
+        with (tmp_path / "1.lock").open("a") as file:
+            assert try_lock(file.fileno())
+            looking.set()
+            time.sleep(0.3)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    assert looking.wait(60)
+    with building(tmp_path, 1) as is_locked:
+        assert is_locked
+    thread.join()
 
 
 def _no_locks(*_: object) -> None:

@@ -62,6 +62,10 @@ def test_the_dead_are_swept_and_the_living_are_not(tmp_path: Path) -> None:
         sample_store(tmp_path / "g.gsplit")
         assert _listing(tmp_path) == [*living, ".other.gsplit.tmp-deaddead", "g.gsplit"]
     assert _listing(tmp_path) == [".other.gsplit.tmp-deaddead", "g.gsplit"]
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "g.gsplit").symlink_to(tmp_path / "g.gsplit")
+    with work_folder(tmp_path / "links" / "g.gsplit") as folder:
+        assert folder.parent == tmp_path  # where the next writer looks for it
 
 
 def test_an_overwrite_killed_between_its_renames_gives_the_old_store_back(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from gsplit.errors import GSplitError, InputError, explain
+from gsplit.errors import GSplitError, InputError, UnavailableError, explain
 
 __all__ = [
     "Call",
@@ -30,6 +30,9 @@ __all__ = [
     "run_on_all_ranks",
     "run_on_rank_zero",
 ]
+
+_WRONG_PATHS = (FileNotFoundError, FileExistsError, PermissionError, NotADirectoryError, IsADirectoryError)
+"""Errors of files that stay: others, of full or failing disks, may not come again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,14 +199,19 @@ def assert_same_on_all_ranks(comm: Comm, what: str, settings: Mapping[str, objec
 
 def run_on_rank_zero(comm: Comm, what: str, act: Callable[[], None]) -> None:
     """Call ``act`` on rank 0 only; if it fails there, all ranks raise its error. A collective."""
-    failure = ""
+    failure, may_work_later = "", False
     if comm.rank == 0:
         try:
             act()
         except (GSplitError, OSError) as error:
             failure = str(error) or type(error).__name__
-    if failure := comm.gather_text(Call(what, long_wait=True), failure)[0]:
-        raise InputError(failure)
+            may_work_later = isinstance(error, UnavailableError) or (
+                isinstance(error, OSError) and not isinstance(error, _WRONG_PATHS)
+            )
+    text = json.dumps([failure, may_work_later])
+    failure, may_work_later = json.loads(comm.gather_text(Call(what, long_wait=True), text)[0])
+    if failure:
+        raise (UnavailableError if may_work_later else InputError)(failure)
 
 
 def run_on_all_ranks(comm: Comm, what: str, act: Callable[[], None]) -> None:

@@ -350,7 +350,7 @@ def init(
     gives up with an error that names the missing rank; by default that is what GSPLIT_TIMEOUT_S says, or a minute. CPU
     ranks of one host exchange rows through shared memory unless told not to. ``tuned_allocator`` has glibc keep the
     memory of a step for the next, from now on and in the whole process: up to half of a step's CPU seconds for up to
-    1.8 times the memory.
+    1.6 times the memory.
     """
     if tuned_allocator:
         tune_allocator()

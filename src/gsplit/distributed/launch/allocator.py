@@ -1,7 +1,7 @@
 """An allocator that keeps its memory, for ranks on the CPU.
 
 glibc gives large blocks back to the kernel after every step, and page faults on fresh memory then cost a third to a
-half of the CPU seconds of a step. Told to keep them, a process takes up to 1.8 times the memory (docs/performance.md).
+half of the CPU seconds of a step. Told to keep them, a process takes up to 1.6 times the memory (docs/performance.md).
 """
 
 import ctypes

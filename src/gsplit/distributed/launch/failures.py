@@ -18,13 +18,14 @@ from gsplit.errors import (
     MissingDependencyError,
     RankFaultError,
     StoreError,
+    UnavailableError,
     explain,
 )
 
 __all__ = ["Cause", "RankEnd", "Report", "find_cause", "parse_report"]
 
 _LASTING = {kind.__name__ for kind in (InputError, StoreError, MissingDependencyError)}
-_OURS = _LASTING | {kind.__name__ for kind in (GSplitError, CommError, RankFaultError)}
+_OURS = _LASTING | {kind.__name__ for kind in (GSplitError, UnavailableError, CommError, RankFaultError)}
 
 
 @dataclass(frozen=True)

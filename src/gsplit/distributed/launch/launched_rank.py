@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 import traceback
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import NoReturn
@@ -28,6 +29,7 @@ __all__ = [
     "fail",
     "report_failure",
     "set_status",
+    "torchrun_start_s",
 ]
 
 STORE = "GSPLIT_RENDEZVOUS"
@@ -95,3 +97,18 @@ def fail(error: BaseException, exit_code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_code)
+
+
+def torchrun_start_s() -> float | None:
+    """When the torchrun began that has started this process, in seconds since 1970; None if there is none."""
+    process = os.getppid()
+    with suppress(OSError, ValueError, StopIteration):
+        while process > 1:
+            words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+            stat = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+            if any(word.endswith(b"torchrun") or word.startswith(b"torch.distributed.") for word in words):
+                lines = Path("/proc/stat").read_text().splitlines()
+                boot_s = next(int(line.split()[1]) for line in lines if line.startswith("btime "))
+                return boot_s + int(stat[19]) / os.sysconf("SC_CLK_TCK")
+            process = int(stat[1])
+    return None

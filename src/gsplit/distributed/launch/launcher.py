@@ -22,6 +22,7 @@ from gsplit.distributed.launch.allocator import ALLOCATOR
 from gsplit.distributed.launch.failures import Cause, find_cause
 from gsplit.distributed.launch.rank_processes import RankProcesses, start_command, start_copy
 from gsplit.errors import CommError, Terminated
+from gsplit.files.host_limits import usable_cores
 
 __all__ = ["DIFFERS", "REQUEUE", "GroupFailedError", "Restart", "launch", "restart_on_failure"]
 
@@ -100,16 +101,17 @@ def launch(
 
 def _environment_of_ranks(nproc: int, *, tuned_allocator: bool, threads: int | None) -> dict[str, str]:
     """The environment that ranks start with. What the user has set stays."""
-    cores = len(os.sched_getaffinity(0))
+    share = max(1, usable_cores() // nproc)
     settings = {
-        "OMP_NUM_THREADS": str(max(1, cores // nproc)),
+        "OMP_NUM_THREADS": str(share),
         "GLOO_SOCKET_IFNAME": "lo",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         **ALLOCATOR,
         **os.environ,
     }
-    if threads is not None:
-        settings["OMP_NUM_THREADS"] = str(threads)
+    first = settings["OMP_NUM_THREADS"].partition(",")[0].strip()  # OpenMP takes a number for every level of nesting
+    if threads is not None or not (first.isdecimal() and int(first)):  # empty where a job has no number of cores
+        settings["OMP_NUM_THREADS"] = str(threads or share)
     return {name: value for name, value in settings.items() if tuned_allocator or name not in ALLOCATOR}
 
 

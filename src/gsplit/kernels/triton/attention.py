@@ -258,6 +258,7 @@ def attention_backward_src_kernel(
     ONE_ROW: tl.constexpr,
     HAS_EDGE: tl.constexpr,
     HAS_KEEP: tl.constexpr,
+    WANTS_VALUES: tl.constexpr,
     EDGES: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -297,8 +298,10 @@ def attention_backward_src_kernel(
             summed += tl.sum(weight[:, None] * g_rows + g_z, axis=0)
         else:
             summed_score += tl.sum(g_z, axis=0)
-            summed += tl.sum(weight[:, None] * g_rows, axis=0)
-    tl.store(g_values + at_src * width + column, summed, mask=column < width)
+            if WANTS_VALUES:
+                summed += tl.sum(weight[:, None] * g_rows, axis=0)
+    if WANTS_VALUES:
+        tl.store(g_values + at_src * width + column, summed, mask=column < width)
     if not V2:
         tl.store(g_src + at_src, summed_score)
 
@@ -347,11 +350,11 @@ def backward(
     options: AttentionOptions,
     wants: tuple[bool, ...],
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of the inputs; None for what is not there, and for edge terms that are not wanted."""
+    """Gradients of the inputs; None for what is not there, and for values and edge terms that are not wanted."""
     values, src_terms, dst_terms, _, att = inputs
     num_heads, g = dst_terms.size(1), g.contiguous()
     args, constants = _shared(inputs, options)
-    wants_edges = wants[3]
+    wants_values, _, _, wants_edges, _ = wants
     deltas, g_dst = torch.empty_like(kept[0]), dst_terms.new_empty(dst_terms.shape)
     g_edge = dst_terms.new_empty((edges.num_edges if wants_edges else 0, *dst_terms.shape[1:]))
     g_att = dst_terms.new_empty((0,) if att is None else dst_terms.shape)
@@ -363,17 +366,18 @@ def backward(
         constants | {"WANTS_EDGE": wants_edges},
         writes,
     )
-    g_values = values.new_empty(values.size(0), num_heads, values.size(2))
+    g_values = values.new_empty(values.size(0) if wants_values else 0, num_heads, values.size(2))
     g_src = values.new_empty((0,) if src_terms is None else src_terms.shape)
     by_source = group_by_source(edges.indptr, edges.src_rows, edges.num_src)
     launch(
         attention_backward_src_kernel,
         (edges.num_src, num_heads),
         (by_source.offsets, by_source.places, by_source.dst_rows, *args, *kept, deltas, g, g_values, g_src),
-        constants,
+        constants | {"WANTS_VALUES": wants_values},
         (g_values, g_src),
     )
     if values.size(1) != num_heads:
         g_values = g_values.sum(1, keepdim=True)
     g_att_sum = None if att is None else g_att.sum(0, dtype=torch.float64).to(att.dtype)
-    return g_values, None if src_terms is None else g_src, g_dst, g_edge if wants_edges else None, g_att_sum
+    g_src_terms = None if src_terms is None else g_src
+    return g_values if wants_values else None, g_src_terms, g_dst, g_edge if wants_edges else None, g_att_sum

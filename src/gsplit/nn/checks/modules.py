@@ -88,7 +88,10 @@ def _check_module(name: str, module: Any, *, typed: bool) -> _Finding | None:
         return _Finding(name, "it has a process group of its own", "use torch.nn.BatchNorm1d, which is made exact here")
     if isinstance(module, torch.nn.RNNBase) and module.dropout > 0:
         return _Finding(name, "its inner dropout cannot be keyed", "set its dropout to 0")
-    if isinstance(module, torch.nn.Embedding) and module.sparse:
+    if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.max_norm is not None:
+        fix = "leave max_norm out, and normalise the rows that you read"
+        return _Finding(name, "max_norm, by which a rank changes only the rows that it reads", fix)
+    if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse:
         fix = "use sparse=False, or gsplit.OwnedEmbedding beside the model"
         return _Finding(name, "sparse gradients cannot be averaged", fix)
     if isinstance(module, OwnedEmbedding):

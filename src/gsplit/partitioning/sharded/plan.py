@@ -25,7 +25,7 @@ from gsplit.array_types import Ids
 from gsplit.distributed.comm.comm import Call
 from gsplit.errors import InputError, explain
 from gsplit.minibatch.split import split_minibatch
-from gsplit.partitioning.plan import check_settings, renumber_parts, spread_unreached
+from gsplit.partitioning.plan import check_settings, find_idle, renumber_parts, spread_unreached
 from gsplit.partitioning.presample import Counts, PresampleCounter, check_batches, check_epochs, drawn_by, stage_of
 from gsplit.partitioning.quotient import bisection_order, count_links
 from gsplit.partitioning.settings import EPOCHS, PartitionSettings
@@ -200,7 +200,7 @@ def find_parts_by_ranks(
     everywhere = restream_shards(held, weighted, parts, settings.tolerance, settings.seed, progress)
     links = add_up(held.comm, Call("links"), count_links(held.graph, counts.edges, everywhere, parts))
     mine = everywhere[held.first : held.first + held.num_held].astype(np.int32)
-    mine = spread_unreached(mine, counts.loaded == 0, parts, settings.tolerance, held.comm)
+    mine = spread_unreached(mine, find_idle(counts, weighted), parts, settings.tolerance, held.comm)
     mine = renumber_parts(mine, bisection_order(links, settings.seed))  # the same on all ranks
     gather_all(held, "parts", mine.astype(np.int16), everywhere, progress)
     return everywhere

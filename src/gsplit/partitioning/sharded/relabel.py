@@ -20,7 +20,7 @@ run replaces; one that fails while shards are put in place leaves some of them, 
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +29,8 @@ import numpy.typing as npt
 
 from gsplit.array_types import Array, Ids
 from gsplit.distributed.comm.comm import Call, run_on_rank_zero
-from gsplit.files.atomic import write_atomic
+from gsplit.errors import StoreError, explain
+from gsplit.files.atomic import locked, try_lock, write_atomic
 from gsplit.graph.graph import Graph
 from gsplit.graph.ownership import Ownership, lightest_runs, own_parts
 from gsplit.partitioning.relabel import order_vertices, places_of, run_pieces
@@ -40,7 +41,7 @@ from gsplit.store.reader import open_store
 from gsplit.store.sharded_import import hash_whole, shard_paths
 from gsplit.store.source import row_slices
 from gsplit.store.verify import scan_edges
-from gsplit.store.writer import StoreWriter, check_output, put_in_place
+from gsplit.store.writer import LOCK, StoreWriter, check_output, put_in_place
 
 __all__ = ["NewOrder", "find_new_order", "new_shards", "write_new_shard"]
 
@@ -209,30 +210,49 @@ def new_shards(held: HeldShard, path: Path, *, overwrite: bool, progress: Progre
     comm = held.comm
     outputs = shard_paths(path, held.comm.size)
     folder = path.with_name(f".{path.name}.ranks-{comm.size}")
+    with ExitStack() as locks:
 
-    def begin() -> None:
-        for output in outputs:
-            check_output(output, overwrite=overwrite)
-        shutil.rmtree(folder, ignore_errors=True)  # of a run that died
-        folder.mkdir()
+        def begin() -> None:
+            for output in outputs:
+                check_output(output, overwrite=overwrite)
+            locks.enter_context(_made_anew(folder))
 
-    run_on_rank_zero(comm, "begin shards", begin)
-    built = [folder / f"{rank}.gsplit" for rank in range(comm.size)]
-    try:
-        with StoreWriter(built[comm.rank]) as writer:
-            yield writer
-    except BaseException:
-        with suppress(OSError):  # not empty: the last rank to fail removes it
-            folder.rmdir()
-        raise
-    comm.gather_text(Call("shards are complete", long_wait=True), "")
-    found = hash_whole([open_store(shard) for shard in built], progress) if comm.rank == 0 else ""
-    fingerprint = comm.gather_text(Call("fingerprint", long_wait=True), found)[0]
-    _write_fingerprint(built[comm.rank], fingerprint)
-    comm.gather_text(Call("manifests are complete", long_wait=True), "")
-    put_in_place(built[comm.rank], outputs[comm.rank], overwrite=overwrite)
-    comm.gather_text(Call("shards are in place", long_wait=True), "")
+        run_on_rank_zero(comm, "begin shards", begin)
+        built = [folder / f"{rank}.gsplit" for rank in range(comm.size)]
+        try:
+            with StoreWriter(built[comm.rank]) as writer:
+                yield writer
+        except BaseException:
+            locks.close()
+            with suppress(OSError):  # not empty: the last rank to fail removes it
+                folder.rmdir()
+            raise
+        comm.gather_text(Call("shards are complete", long_wait=True), "")
+        found = hash_whole([open_store(shard) for shard in built], progress) if comm.rank == 0 else ""
+        fingerprint = comm.gather_text(Call("fingerprint", long_wait=True), found)[0]
+        _write_fingerprint(built[comm.rank], fingerprint)
+        comm.gather_text(Call("manifests are complete", long_wait=True), "")
+        put_in_place(built[comm.rank], outputs[comm.rank], overwrite=overwrite)
+        comm.gather_text(Call("shards are in place", long_wait=True), "")
     run_on_rank_zero(comm, "end shards", lambda: shutil.rmtree(folder))
+
+
+@contextmanager
+def _made_anew(folder: Path) -> Iterator[None]:
+    """An empty folder in place of that of a run that died; refused if its run lives, which holds a lock in it."""
+    lock = folder / LOCK
+    with locked(folder.parent):
+        with suppress(FileNotFoundError), lock.open("r+") as file:
+            if try_lock(file.fileno()) is False:
+                fix = "wait until it has ended, or choose another name"
+                raise StoreError(explain(folder, "one partitioning of this name", "another that is under way", fix))
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        held = lock.open("w")
+        try_lock(held.fileno())
+    with held:
+        yield
+    lock.unlink(missing_ok=True)
 
 
 def write_new_shard(

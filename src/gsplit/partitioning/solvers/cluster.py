@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from gsplit.array_types import Array
 from gsplit.errors import InputError, explain
-from gsplit.files.free_memory import free_bytes
+from gsplit.files.host_limits import free_bytes
 from gsplit.kernels.jit import kernel
 from gsplit.partitioning.solvers import kaminpar
 from gsplit.partitioning.solvers.restream import BLOCK_SIZE, order_blocks, refine

@@ -27,7 +27,8 @@ _SMALL = 1 << 24
 _FEW_PARTS = 16
 """Entries and parts up to which Jet refines: it cuts less there, in two to four times the time and more memory."""
 _WORK_UNIT = 1 << 10
-"""What a unit of work weighs. Every vertex weighs 1 more: KaMinPar's balancing may not end if some weigh nothing."""
+"""What a unit of work weighs, if the sum fits. Every vertex weighs 1 more: balancing may not end if some weigh 0."""
+_LARGEST_SUM = 1 << 61
 _OUT_OF_BALANCE = 1.01
 """Times the tolerance: parts with more work are refined."""
 _PIECE = 1 << 22
@@ -98,10 +99,20 @@ def _write_parhip(graph: WeightedGraph, file: IO[bytes]) -> None:
         file.write((first + id_type.itemsize * piece).astype(np.uint64).tobytes())
     for piece in _pieces(graph.adjncy):
         file.write(piece.astype(id_type).tobytes())
-    for piece in _pieces(graph.vertex_weights[:, 0]):
-        file.write((_WORK_UNIT * piece.astype(np.int64) + 1).tobytes())
+    for piece in _scaled_weights(graph):
+        file.write(piece.tobytes())
     for piece in _pieces(graph.edge_weights):
         file.write(piece.astype(weight_type).tobytes())
+
+
+def _scaled_weights(graph: WeightedGraph) -> Iterator[npt.NDArray[np.int64]]:
+    work = graph.vertex_weights[:, 0]
+    total = sum(int(piece.sum(dtype=np.int64)) for piece in _pieces(work))
+    most = _LARGEST_SUM - graph.num_vertices
+    unit = max(1, min(_WORK_UNIT, most // max(1, total)))
+    divisor = 1 if unit > 1 else -(-total // most) or 1
+    for piece in _pieces(work):
+        yield unit * (piece.astype(np.int64) // divisor) + 1
 
 
 def _pieces(array: Array) -> Iterator[Array]:

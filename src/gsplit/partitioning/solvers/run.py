@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gsplit.errors import GSplitError, InputError, explain
-from gsplit.files.free_memory import free_bytes
+from gsplit.files.host_limits import free_bytes
 from gsplit.partitioning.weighted_graph import WeightedGraph, open_weighted
 
 __all__ = ["SOLVERS", "Solution", "Solver", "anonymous_bytes", "estimate_memory", "run_solver", "solver_module"]

@@ -20,7 +20,7 @@ import numpy as np
 
 from gsplit.array_types import Array, Ids
 from gsplit.errors import GSplitError, InputError, explain
-from gsplit.files.free_memory import free_bytes
+from gsplit.files.host_limits import free_bytes
 from gsplit.files.untrusted import open_regular
 from gsplit.store.source import RowChunk, RowStream, ValueType, row_slices
 

@@ -22,7 +22,7 @@ from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
 
-from gsplit.errors import GSplitError, InputError, explain
+from gsplit.errors import GSplitError, InputError, UnavailableError, explain
 from gsplit.files.places import is_file, prepare_folder, remove
 from gsplit.files.untrusted import Expected
 from gsplit.training.checkpoints.names import (
@@ -206,7 +206,7 @@ class CheckpointWriter:
             if isinstance(error, (GSplitError, OSError)):
                 raise
             got = f"{type(error).__name__}: {error}"  # as one that all ranks can raise
-            raise InputError(explain(path, "a checkpoint that can be written", got, "see the error")) from error
+            raise UnavailableError(explain(path, "a checkpoint that can be written", got, "see the error")) from error
 
     def _remove_old(self, written: Path, best: Path | None) -> None:
         """Remove all but the checkpoint just written, the ``keep`` - 1 before it, the best one, and newer ones."""

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from gsplit.distributed.launch.failures import RankEnd, Report, find_cause, parse_report
+from gsplit.distributed.comm.comm import SoloComm, run_on_rank_zero
+from gsplit.distributed.launch.failures import Cause, RankEnd, Report, find_cause, parse_report
 from gsplit.distributed.launch.launched_rank import ERROR_FILE, report_failure
-from gsplit.errors import CommError, InputError
+from gsplit.errors import CommError, InputError, UnavailableError
 
 LOST = Report("CommError", "rank 0: shuffle of step 3: expected all ranks to join (got rank 1, gone). Fix: look.", 5.0)
 REFUSED = Report("InputError", "x: expected a (got b: c). Fix: d.", 6.0)
@@ -35,6 +36,28 @@ def test_a_cause_comes_before_its_consequences() -> None:
 def test_of_two_causes_the_earlier_is_named_whatever_its_rank() -> None:
     late, early = Report("ValueError", "late", 9.5), Report("ValueError", "early", 9.25)
     assert find_cause([RankEnd(0, 1, late), RankEnd(1, 1, early)]).message == "rank 1: ValueError: early"
+
+
+@pytest.mark.parametrize(
+    "error, kind, lasting",
+    [
+        (OSError(28, "No space left on device"), UnavailableError, False),
+        (UnavailableError("no answer"), UnavailableError, False),
+        (PermissionError(13, "Permission denied"), InputError, True),
+        (InputError("wrong"), InputError, True),
+    ],
+)
+def test_what_may_work_later_is_tried_again(
+    error: Exception, kind: type[Exception], lasting: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def act() -> None:
+        raise error
+
+    with pytest.raises(kind) as raised:
+        run_on_rank_zero(SoloComm(), "save", act)
+    assert type(raised.value) is kind and str(raised.value) == str(error)
+    report = _report(raised.value, tmp_path / "report", monkeypatch)
+    assert find_cause([RankEnd(0, 2, report)]) == Cause(0, f"rank 0: {error}", lasting)
 
 
 def test_a_rank_that_names_anothers_fault_speaks_for_itself() -> None:

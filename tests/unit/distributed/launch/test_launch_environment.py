@@ -21,3 +21,14 @@ def test_a_measurement_says_threads_and_may_leave_the_allocator_alone(monkeypatc
     found = _environment_of_ranks(2, tuned_allocator=False, threads=3)
     assert found["OMP_NUM_THREADS"] == "3"
     assert not ALLOCATOR.keys() & found.keys()
+
+
+@pytest.mark.parametrize("threads", ["", "auto", "0", " "])
+def test_a_number_of_threads_that_is_not_one_is_left_out(threads: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)  # as $SLURM_CPUS_PER_TASK of a job without it
+    assert _environment_of_ranks(64, tuned_allocator=True, threads=None)["OMP_NUM_THREADS"] == "1"
+
+
+def test_threads_of_every_level_of_nesting_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3,2")
+    assert _environment_of_ranks(64, tuned_allocator=True, threads=None)["OMP_NUM_THREADS"] == "3,2"

@@ -36,3 +36,8 @@ def test_attention_keeps_nothing_of_the_size_of_the_edges(interpreter: Run, kind
     num_edges, shapes = interpreter("triton_attention.sizes_saved", kind)
     assert num_edges > 20
     assert max(size for shape in shapes for size in shape) < 10
+
+
+@pytest.mark.parametrize("values", [1, 2])
+def test_a_gradient_of_values_that_nobody_wants_is_not_computed(interpreter: Run, values: int) -> None:
+    assert interpreter("triton_attention.without_gradient_of_values", values) == [8 * 2 * 20, 0]

@@ -11,7 +11,7 @@ from torch_geometric.nn import GraphSAGE
 
 from gsplit import NeighborLoader, Trainer, parallelize
 from gsplit.distributed.comm.mesh import solo_mesh
-from gsplit.errors import InputError
+from gsplit.errors import InputError, UnavailableError
 from gsplit.files import objects
 from gsplit.files.places import is_file, list_names, open_whole
 from gsplit.run.folder import check_new_run
@@ -61,6 +61,21 @@ def test_a_damaged_object_is_passed_over_and_set_aside(s3_proxy: FaultyProxy) ->
     assert "step-00000009.safetensors.unused" in list_names(folder)
 
 
+def test_an_object_that_cannot_be_read_now_is_not_passed_over(
+    s3_proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = _folder("outage")
+    writer = CheckpointWriter(folder, keep=3)
+    for step in (1, 2):
+        _save(writer, step)
+    writer.finish()
+    monkeypatch.setattr(objects, "ATTEMPTS", 1)
+    s3_proxy.once = {"GET /graphs/outage/step-00000002": "slow down"}  # and the older one could be read
+    with pytest.raises(InputError, match="step-00000002.safetensors: expected an answer of object storage"):
+        read_latest(folder)
+    assert s3_proxy.once == {} and read_latest(folder).path == checkpoint_path(folder, 2)
+
+
 def test_an_upload_that_fails_leaves_nothing(s3_proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(objects, "ATTEMPTS", 2)
     folder = _folder("failed")
@@ -69,7 +84,7 @@ def test_an_upload_that_fails_leaves_nothing(s3_proxy: FaultyProxy, monkeypatch:
     writer.finish()
     s3_proxy.shares = {"error": 1.0}
     _save(writer, 2)
-    with pytest.raises(InputError, match="step-00000002.safetensors: expected an answer .* 2 attempts"):
+    with pytest.raises(UnavailableError, match="step-00000002.safetensors: expected an answer .* 2 attempts"):
         writer.finish()
     s3_proxy.shares = {}
     assert not is_file(checkpoint_path(folder, 2))
