@@ -1,5 +1,9 @@
 """A sampler and a source of rows such as a program would write, and what ranks run with them."""
 
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -17,9 +21,30 @@ from gsplit.sampling.protocol import Fanout, Frontier, SampledLayer
 
 __all__ = ["ComputedRows", "DictSampler", "by_range", "find_mistakes", "keyed_sampler", "train_extended"]
 
+_DRAWING, _READING = threading.Lock(), threading.Lock()
+_pause_s = [0.0]  # inside, so that another thread could come
+_met = list[str]()  # threads that came while another was inside
+
 
 def _draw(part: SampledRange, ids: Tensor, key: int, fanout: int) -> tuple[Tensor, Tensor]:
     """Of the first ``fanout`` in-edges of a vertex, or of all, each by a coin of its own."""
+    with _alone(_DRAWING):
+        return _toss(part, ids, key, fanout)
+
+
+@contextmanager
+def _alone(busy: threading.Lock) -> Iterator[None]:
+    """Notes if two threads are inside: code of programs need not be made for threads."""
+    is_alone = busy.acquire(blocking=False)
+    if not is_alone:
+        _met.append(threading.current_thread().name)
+    time.sleep(_pause_s[0])
+    yield
+    if is_alone:
+        busy.release()
+
+
+def _toss(part: SampledRange, ids: Tensor, key: int, fanout: int) -> tuple[Tensor, Tensor]:
     indptr, rows = torch.from_numpy(np.array(part.graph.indptr)), ids - part.graph.first_vertex
     degrees = indptr[rows + 1] - indptr[rows]
     tossed = degrees if fanout < 0 else degrees.clamp(max=fanout)
@@ -94,9 +119,10 @@ class ComputedRows:
     def read(self, ids: Tensor, out: Tensor) -> RowsRead:
         assert ids.dtype == torch.int64 and ids.numel() and out.is_contiguous() and out.device.type == "cpu"
         self.asked += ids.tolist()
-        out.copy_(self.rows(ids))
+        with _alone(_READING):
+            out.copy_(self.rows(ids))
         ids.zero_()  # they are the source's to write to
-        return RowsRead(out.size(0), out.nbytes // 2)
+        return RowsRead(np.int64(out.size(0)), np.int64(out.nbytes // 2))  # type: ignore[arg-type]  # as programs do
 
     @staticmethod
     def rows(ids: Tensor) -> Tensor:
@@ -125,6 +151,12 @@ def train_extended(mesh: Mesh, path: str, cases: list[dict[str, Any]]) -> list[F
         weights = torch.cat([parameter.detach().view(-1) for parameter in model.parameters()]).tolist()
         score = trainer.evaluate(graph, ["test"])["test"]
         owned = loader._graph.owned.original_ids
+        if "prefetch" in case:  # with it, while the loader makes the next batches
+            _pause_s[0] = 0.05
+            other = gsplit.parallelize(GraphSAGE(width, 8, 2, graph.num_classes).double(), mesh)
+            gsplit.Trainer(other, torch.optim.Adam(other.parameters(), 1e-2), loader).train_epoch(1)
+            _pause_s[0] = 0.0
+        assert _met == []
         out.append((losses, weights, score, asked, owned))
     return out
 

@@ -5,6 +5,8 @@ and most of its time is page faults. Ids and the length of mapped files are chec
 """
 
 import functools
+import operator
+import threading
 import warnings
 from collections.abc import Callable
 from math import prod
@@ -35,6 +37,9 @@ __all__ = [
     "stored_form",
     "torch_dtype",
 ]
+
+_ONE_AT_A_TIME = threading.Lock()
+"""Sources of programs need not be made for threads: evaluation, and checks, may read while a loader reads ahead."""
 
 
 def read_to_device(source: HostSource, ids: Tensor, out: Tensor) -> RowsRead:
@@ -203,7 +208,7 @@ def describe_rows(source: RowSource) -> str:
 
 
 class UserRows:
-    """The rows of a user-defined source, such as a database, an object store or a decoder.
+    """The rows of a user-defined source, such as a database, an object store or a decoder; one call at a time.
 
     The loader uses ids of the store, which partitioning changes. ``to_original_ids`` converts them to original ids,
     with which ``source`` is called. Its tensors are in host memory, and the list of ids is never empty.
@@ -224,8 +229,10 @@ class UserRows:
             return RowsRead(rows=0, num_bytes=0)
         direct = places is None and out.is_contiguous()
         rows = out if direct else self._pool.empty((ids.size, *self.row_shape), self.dtype)
-        read = self._source.read(self._to_original_ids(torch.from_numpy(ids.copy())), rows)
-        if not isinstance(read, RowsRead) or read.rows != ids.size:
+        original = self._to_original_ids(torch.from_numpy(ids.copy()))
+        with _ONE_AT_A_TIME:
+            read = self._source.read(original, rows)
+        if not isinstance(read, RowsRead) or not _has_integers(read) or read.rows != ids.size:
             expected = f"read to return RowsRead({ids.size}, bytes)"
             fix = "return gsplit.extending.RowsRead"
             raise InputError(explain(type(self._source).__qualname__, expected, read, fix))
@@ -233,7 +240,11 @@ class UserRows:
             out[torch.from_numpy(places)] = rows
         elif rows is not out:
             out.copy_(rows)
-        return read
+        return RowsRead(ids.size, operator.index(read.num_bytes), operator.index(read.hits))  # NumPy's as Python's
+
+
+def _has_integers(read: RowsRead) -> bool:
+    return all(hasattr(value, "__index__") for value in (read.rows, read.num_bytes, read.hits))
 
 
 class DeviceTensorRows:

@@ -31,7 +31,16 @@ from gsplit.sampling.draws import Draw, open_draw
 from gsplit.sampling.targets import LocalTargets, SeedTimes, StoredTargets, all_local_vertices, local_listed_targets
 from gsplit.store.protocol import GraphStore, missing_array
 
-__all__ = ["ArrayNames", "Features", "GcnRows", "InputNodes", "LocalGraph", "make_ownership", "type_of_targets"]
+__all__ = [
+    "ArrayNames",
+    "Features",
+    "GcnRows",
+    "InputNodes",
+    "LocalGraph",
+    "find_edge_array",
+    "make_ownership",
+    "type_of_targets",
+]
 
 Features = str | RowSource | Sequence[str | RowSource] | Mapping[str, str | Sequence[str]] | None
 """The name of stored features or a user-defined source of rows, or several of them, whose rows are concatenated.
@@ -59,8 +68,8 @@ class ArrayNames:
         else:
             self.of_types = _list_typed_features(store, features)
             self.features = [name for names in self.of_types.values() for name in names]
-        self.edge_attr = _find_edge_array(store, edge_attr, "edge_attr")
-        self.edge_weight = _find_edge_array(store, edge_weight, "edge_weight")
+        self.edge_attr = find_edge_array(store, edge_attr, "edge_attr")
+        self.edge_weight = find_edge_array(store, edge_weight, "edge_weight")
         if self.edge_weight is not None:
             shape = store.stored_array(f"edges/{self.edge_weight}").shape
             if len(shape) > 1 and shape[1] != 1:
@@ -124,6 +133,10 @@ def _list_typed_features(store: GraphStore, features: Features) -> dict[str, lis
         raise InputError(explain("features", "names of stored features by vertex type", got, fix))
     for vertex_type, names in features.items():
         store.types.number(vertex_type)  # refuses unknown types
+        given = names if isinstance(names, (list, tuple)) else [names]
+        if not all(isinstance(name, str) for name in given):
+            fix = "store the rows; sources of rows and OwnedEmbedding are for graphs without types"
+            raise InputError(explain(f"features of {vertex_type}", "names of stored features", repr(names)[:80], fix))
         found[vertex_type] = [f"{vertex_type}/{name}" for name in ([names] if isinstance(names, str) else names)]
         for name in found[vertex_type]:
             store.shape(f"features/{name}")  # refuses names that are not stored
@@ -149,7 +162,8 @@ def type_of_targets(store: GraphStore, input_nodes: InputNodes) -> tuple[str | N
     return input_nodes
 
 
-def _find_edge_array(store: GraphStore, name: str | None, default: str) -> str | None:
+def find_edge_array(store: GraphStore, name: str | None, default: str) -> str | None:
+    """The name of stored values of edges; None for none, and if the default ones are not stored."""
     if name is None or name in store.edge_names:
         return name
     if name == default:

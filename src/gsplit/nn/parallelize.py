@@ -24,6 +24,7 @@ from gsplit.errors import InputError, explain
 from gsplit.graph.types import EdgeType
 from gsplit.minibatch.batch import Batch
 from gsplit.minibatch.link_batch import PairModeError
+from gsplit.minibatch.local_graph import find_edge_array
 from gsplit.minibatch.typed_batch import TypedLinkBatch
 from gsplit.nn.calls import call_model, dtype_of
 from gsplit.nn.checks.dry_run import (
@@ -180,6 +181,7 @@ def _example_of(
     num_features: int | Mapping[str, int] | None,
     edges: int | None,
     pair_type: EdgeType | None,
+    value_names: Mapping[str, str | None],
 ) -> Toys:
     """Toy batches like those of the model's graph."""
     known = () if store is None or store.types is None else store.types.edge_types
@@ -204,10 +206,10 @@ def _example_of(
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     types = store.types
     counts = tuple(types.count(name) for name in types.vertex_types)
-    values: dict[str, tuple[int, ...]] = {}
-    if "edge_attr" in store.edge_names:
-        values["edge_attr"] = tuple(store.stored_array("edges/edge_attr").shape[1:])
-    if "edge_weight" in store.edge_names:
+    found = {role: find_edge_array(store, name, role) for role, name in value_names.items()}
+    shown = {name: role for role, name in found.items() if name is not None}
+    values = {role: tuple(store.shape(f"edges/{name}")[1:]) for name, role in shown.items()}
+    if "edge_weight" in values:
         values["edge_weight"] = ()
     return TypedExample(
         types.vertex_types,
@@ -216,7 +218,7 @@ def _example_of(
         shapes,
         dtype_of(model.parameters()),
         device,
-        edge_values=types.edge_values,
+        edge_values=tuple(tuple(shown[name] for name in names if name in shown) for names in types.edge_values),
         value_shapes=values,
         pair_type=pair_type,
     )
@@ -289,6 +291,8 @@ def parallelize(
     num_features: int | Mapping[str, int] | None = None,
     num_edge_features: int | None = None,
     pair_type: EdgeType | None = None,
+    edge_attr: str | None = "edge_attr",
+    edge_weight: str | None = "edge_weight",
     verify_every: int | None = None,
 ) -> M:
     """Make a PyG model run on mini-batches of ``mesh``; returns the model, changed in place. A collective.
@@ -302,7 +306,8 @@ def parallelize(
     ``graph``: the graph that the model trains on; needed if it is heterogeneous. The model is then called with
     ``(batch.x_dict, batch.edge_index_dict)``, or with ``(batch)``, and sizes of -1 are taken from the features ``x`` of
     the graph, or from ``num_features`` by vertex type. ``pair_type``: the edge type of the pairs, if the model decodes
-    pairs of a heterogeneous graph itself.
+    pairs of a heterogeneous graph itself. ``edge_attr``, ``edge_weight``: the stored values of edges that the loader
+    gives under these names, if it takes others.
 
     ``verify_every``: before the first step, after the first evaluation and when other parameters are trained, the
     outputs and gradients of all ranks are compared with those of one process, on small mini-batches, and a difference
@@ -318,7 +323,8 @@ def parallelize(
     if mesh.num_replicas > 1 and any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in model.modules()):
         fix = "use replicas=1, or a row-wise norm such as LayerNorm"
         raise InputError(explain("batch norm", "one replica", mesh.num_replicas, fix))
-    like = _example_of(model, store, num_features, num_edge_features, pair_type)
+    value_names = {"edge_attr": edge_attr, "edge_weight": edge_weight}
+    like = _example_of(model, store, num_features, num_edge_features, pair_type, value_names)
     runtime = Runtime(None, mesh)
     install_runtime(model, runtime)
     try:

@@ -6,6 +6,7 @@ function draws, because rows and ids become addresses in kernels and in messages
 on the key and the vertex alone (law 1) cannot be checked here; ``gsplit.verify`` does.
 """
 
+import threading
 from collections.abc import Callable
 
 import torch
@@ -20,6 +21,9 @@ from gsplit.sampling.kernels_torch import first_seen, place_foreign
 from gsplit.sampling.protocol import Fanout, LayerSampler, SampledLayer, SampledRange, SamplerFactory
 
 __all__ = ["DrawnSampler", "EdgeDraw", "TensorFrontier", "require_drawn"]
+
+_ONE_AT_A_TIME = threading.Lock()
+"""Functions of programs need not be made for threads: checks may draw while a loader draws ahead."""
 
 EdgeDraw = Callable[[Tensor, int, int], tuple[Tensor, Tensor]]
 """``draw(ids, key, fanout)``: how many in-edges of each vertex are drawn, and the edges, vertex after vertex, as
@@ -142,7 +146,9 @@ class _DrawnFrontier(TensorFrontier):
     def _draw(self, key: int, fanout: Fanout) -> tuple[Tensor, Tensor, Tensor | None]:
         assert isinstance(fanout, int)  # heterogeneous graphs refuse samplers of the program's own
         graph, ids = self._part.graph, self._ids
-        counts, edges = _checked_pair(self._draw_edges(ids, key, fanout), ids)
+        with _ONE_AT_A_TIME:
+            drawn = self._draw_edges(ids, key, fanout)
+        counts, edges = _checked_pair(drawn, ids)
         rows = torch.repeat_interleave(ids.cpu() - graph.first_vertex, counts.cpu()).numpy()
         places = edges.cpu().numpy()
         indptr = graph.indptr
@@ -182,7 +188,8 @@ def require_drawn(sampler: SamplerFactory) -> SamplerFactory:
     """A program's function that makes samplers, with its result checked."""
 
     def make(part: SampledRange) -> LayerSampler:
-        made = sampler(part)
+        with _ONE_AT_A_TIME:
+            made = sampler(part)
         if not isinstance(made, DrawnSampler):
             fix = "return DrawnSampler(part, draw), see gsplit.extending"
             got = f"one that returns {type(made).__name__}"

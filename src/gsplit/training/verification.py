@@ -84,7 +84,16 @@ def _train(
     """Train a copy of the model."""
     widths = None if graph is None else _widths(graph, loader.arrays)
     copied = copy.deepcopy(model).double().train()
-    model = parallelize(copied, mesh, graph=graph, num_features=widths, pair_type=loader.plan.pair_type, verify_every=0)
+    model = parallelize(
+        copied,
+        mesh,
+        graph=graph,
+        num_features=widths,
+        pair_type=loader.plan.pair_type,
+        edge_attr=loader.arrays.edge_attr,
+        edge_weight=loader.arrays.edge_weight,
+        verify_every=0,
+    )
 
     def loss_of(model: Module, batch: Batch) -> Tensor:
         value = batch.mean(*loss_of_batch(loss, call_wrapped(model, batch), batch))

@@ -1,5 +1,8 @@
 """Rows of a source of the program's own: asked by original id, put where they are wanted, under every tier."""
 
+import json
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 import torch
@@ -46,6 +49,18 @@ def test_a_source_must_say_what_it_read() -> None:
 
     with pytest.raises(InputError, match=r"Silent: expected read to return RowsRead\(1, bytes\) .got None"):
         _given(Silent()).place(np.array([11]), None, torch.empty(1, 6))
+
+    class Vague(ComputedRows):
+        def read(self, ids: Tensor, out: Tensor) -> RowsRead:
+            return RowsRead(ids.numel(), None)  # type: ignore[arg-type]
+
+    with pytest.raises(InputError, match=r"Vague: expected read to return RowsRead\(1, bytes\)"):
+        _given(Vague()).place(np.array([11]), None, torch.empty(1, 6))
+
+
+def test_numbers_of_numpy_become_those_of_telemetry() -> None:
+    read = _given(ComputedRows()).place(np.array([11]), None, torch.empty(1, 6))  # which gives NumPy's
+    assert json.loads(json.dumps(asdict(read))) == {"rows": 1, "num_bytes": 12, "hits": 0}
 
 
 def test_rows_of_several_dimensions_are_not_put_side_by_side() -> None:

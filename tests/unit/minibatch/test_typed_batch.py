@@ -165,6 +165,8 @@ def test_wrong_features_fanouts_and_ids_are_refused() -> None:
         ({"num_neighbors": "ab"}, "a list with a number for every layer .got 'ab'"),
         ({"features": "emb"}, "one of the features it has.*got features/emb"),
         ({"features": {"paper": None}}, "names of stored features by vertex type.*'paper': None"),
+        ({"features": {"paper": object()}}, "features of paper: expected names of stored features .got <object"),
+        ({"features": {"paper": ["x", object()]}}, "sources of rows and OwnedEmbedding are for graphs without types"),
         ({"input_nodes": ("author", torch.tensor([7, 3, 7]))}, "1 of them more than once, such as 7"),
     ):
         given = {"num_neighbors": [2], "input_nodes": ("paper", "train"), **options}

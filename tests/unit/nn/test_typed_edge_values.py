@@ -81,3 +81,24 @@ def test_verify_and_refusals(tmp_path: Path) -> None:
     data[WRITES].edge_attr = data[WRITES].edge_attr[:, :2]
     with pytest.raises(InputError, match="of one width and type in all edge types.*author writes paper.edge_attr"):
         gsplit.from_pyg(data, tmp_path / "g.gsplit")
+
+
+def test_values_of_other_names_are_given_by_name() -> None:
+    data, named = valued_data(), valued_data()
+    for relation in WITH_ATTR:
+        named[relation].distance = named[relation].edge_attr
+        named[relation].edge_attr = torch.rand(named[relation].edge_index.size(1), 7, dtype=torch.float64)
+    for relation in WEIGHTED:
+        named[relation].capacity = named[relation].edge_weight
+        del named[relation].edge_weight
+    names: dict[str, Any] = {"edge_attr": "distance", "edge_weight": "capacity"}
+    torch.manual_seed(0)
+    model = parallelize(Valued().double(), solo_mesh(), graph=named, **names).eval()
+    batch = gsplit.NeighborLoader(named, [-1, -1], ("paper", None), batch_size=30, **names).make_batch(0, 0)
+    assert isinstance(batch, TypedBatch)
+    with torch.no_grad():
+        out = model(batch.x_dict, batch.edge_index_dict, batch.edge_attr_dict, batch.edge_weight_dict)
+        wanted = model(data.x_dict, data.edge_index_dict, data.edge_attr_dict, data.edge_weight_dict)
+    assert float((out - wanted[batch.n_id_dict["paper"][: batch.num_targets]]).abs().max()) < 1e-12
+    with pytest.raises(InputError, match="edge_attr: expected the name of a stored per-edge array .got 'width'"):
+        parallelize(Valued().double(), solo_mesh(), graph=named, edge_attr="width")
