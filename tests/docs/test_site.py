@@ -267,6 +267,7 @@ def test_the_memory_of_the_soaks_is_that_of_the_records() -> None:
     assert f"run of {undisturbed['num_losses']:,} steps on 4 ranks by {per_hour:.0f} MB per hour" in page
     assert f"(of {mean:,.0f} MB; standard error {error:.1f})" in page
     per_step = slope["per_hour"] / 3600 * undisturbed["uninterrupted_s"] / undisturbed["num_losses"] / 4
+    first = per_step
     assert f"about {per_step / 1000:.2f} kB per step and rank" in page
     shorter = [run["slopes"]["memory_bytes"][key] / 1e6 for key in ("per_hour", "mean")]
     assert f"it was {shorter[0]:.0f} MB per hour (of {shorter[1]:,.0f} MB)" in page
@@ -283,7 +284,18 @@ def test_the_memory_of_the_soaks_is_that_of_the_records() -> None:
         growth += [f"{1.024 * np.polyfit(steps, held, 1)[0]:.2f} kB" for held in of_ranks]
     before, before_1, after, after_1 = growth
     assert f"most of it was in rank 0: {before} per step, and {before_1} in rank 1." in page
-    assert f"Without them it is {after} and {after_1};" in page
+    assert f"Without them it is {after} and {after_1}." in page
+    again = read_record("soak-again")
+    slope = again["slopes"]["memory_bytes"]
+    half = slope["per_hour"] / 3600 * again["uninterrupted_s"] / again["num_losses"] / 4
+    faster = again["uninterrupted_s"] / undisturbed["uninterrupted_s"]
+    assert again["num_losses"] == undisturbed["num_losses"] and 0.45 < half / first < 0.55
+    said = f"{slope['per_hour'] / 1e6:.0f} MB per hour (of {slope['mean'] / 1e6:,.0f} MB), but in {faster:.1f} of the time per"
+    said += f" step: about {half / 1000:.2f} kB per step and rank, half of what it was."
+    assert f"{said} A week of 6 million steps would be {6e6 * half / 1e9:.1f} GB per rank." in page
+    assert (
+        f"{100 * slope['per_hour'] / slope['mean']:.1f} % of the memory per hour is more than the bound of 1 %" in page
+    )
     under_faults = run["slopes_under_faults"]["memory_bytes"]["per_hour"] / 1e6
     assert f"every start lasts about two minutes, it grows by {under_faults:.0f} MB per hour" in page
     assert 100 < run["seconds"] / run["lives"] < 130
