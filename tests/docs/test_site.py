@@ -290,12 +290,11 @@ def test_the_memory_of_the_soaks_is_that_of_the_records() -> None:
     half = slope["per_hour"] / 3600 * again["uninterrupted_s"] / again["num_losses"] / 4
     faster = again["uninterrupted_s"] / undisturbed["uninterrupted_s"]
     assert again["num_losses"] == undisturbed["num_losses"] and 0.45 < half / first < 0.55
-    said = f"{slope['per_hour'] / 1e6:.0f} MB per hour (of {slope['mean'] / 1e6:,.0f} MB), but in {faster:.1f} of the time per"
-    said += f" step: about {half / 1000:.2f} kB per step and rank, half of what it was."
+    per_hour, mean = slope["per_hour"] / 1e6, slope["mean"] / 1e6
+    said = f"{per_hour:.0f} MB per hour (of {mean:,.0f} MB), but in {faster:.1f} of the time per step: "
+    said += f"about {half / 1000:.2f} kB per step and rank, half of what it was."
     assert f"{said} A week of 6 million steps would be {6e6 * half / 1e9:.1f} GB per rank." in page
-    assert (
-        f"{100 * slope['per_hour'] / slope['mean']:.1f} % of the memory per hour is more than the bound of 1 %" in page
-    )
+    assert f"{100 * per_hour / mean:.1f} % of the memory per hour is more than the bound of 1 %" in page
     under_faults = run["slopes_under_faults"]["memory_bytes"]["per_hour"] / 1e6
     assert f"every start lasts about two minutes, it grows by {under_faults:.0f} MB per hour" in page
     assert 100 < run["seconds"] / run["lives"] < 130
