@@ -120,16 +120,18 @@ def measure_point(point: Point, strategies: list[str], store: Store, machine: Ha
     }
 
 
-def judge(record: dict[str, Any], by: By) -> tuple[Judged, Judged]:
-    """The choice by the trial and that by the estimate, judged by the steps after the trial."""
+def judge(record: dict[str, Any], by: By, *, chosen_by: By | None = None) -> tuple[Judged, Judged]:
+    """The choice by the trial and that by the estimate, judged by the steps after the trial.
+
+    The trial chooses by the same clock, or by another one: ``gsplit plan`` chooses by wall time.
+    """
     trial: TimedSteps = {}
     held_out: TimedSteps = {}
     for name, steps in record["steps_s"].items():
-        seconds = [(step[0], step[0]) if by == "wall" else (step[1], step[1]) for step in steps]
         setup = Setup(name, record["ranks"], 1)
-        held_out[setup] = seconds[TRIAL:]
+        held_out[setup] = _seconds(steps[TRIAL:], by)
         if name in record["shortlist"]:
-            trial[setup] = seconds[:TRIAL]
+            trial[setup] = _seconds(steps[:TRIAL], chosen_by or by)
     truth = {setup.strategy: time.wall_s for setup, time in medians(held_out).items()}
     best = min(truth, key=lambda name: truth[name])
     estimated = next(iter(record["steps_s"]))
@@ -140,11 +142,17 @@ def judge(record: dict[str, Any], by: By) -> tuple[Judged, Judged]:
     return judged(find_fastest(medians(trial)).strategy), judged(estimated)
 
 
-def summarise(records: list[dict[str, Any]], by: By) -> dict[str, Any]:
+def _seconds(steps: list[list[float]], by: By) -> list[tuple[float, float]]:
+    return [(step[0], step[0]) if by == "wall" else (step[1], step[1]) for step in steps]
+
+
+def summarise(records: list[dict[str, Any]], by: By, *, chosen_by: By | None = None) -> dict[str, Any]:
     """Share of the points whose choice is within 5 % of the best, and the worst regret."""
     found: dict[str, Any] = {}
     for name, judged in zip(
-        ("trial", "estimate"), zip(*(judge(record, by) for record in records), strict=True), strict=True
+        ("trial", "estimate"),
+        zip(*(judge(record, by, chosen_by=chosen_by) for record in records), strict=True),
+        strict=True,
     ):
         regrets = [each.regret for each in judged]
         found[name] = {

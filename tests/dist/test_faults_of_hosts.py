@@ -71,3 +71,4 @@ def test_a_rank_that_waits_for_another_host_is_not_blamed(tmp_path: Path) -> Non
         assert "within 5 s (got rank 3 has not come; " in told[rank], told[rank]
         assert "its last stage: forward of epoch 2, step 9" in told[rank]
     assert "(got rank 3 (process " in told[2] and "rank 3, main thread" in told[2]
+    assert "(got rank 1 has given up waiting for rank 3)" in told[3], told[3]  # it came late

@@ -97,9 +97,10 @@ def _run_here(task: Task, nproc: int) -> None:
     if nproc not in (1, mesh.size):
         raise InputError(explain("--nproc", f"the launcher's {mesh.size}", nproc, "leave it out under torchrun"))
     assert_same_on_all_ranks(mesh.control, "command", task.agreement())  # ranks may have been started by hand
-    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":  # rank 0 knows whose checkpoints are there
-        goes_on = mesh.rank == 0 and task.goes_on(torchrun_start_s())
-        if mesh.control.gather_text(Call("resume after a restart"), str(goes_on))[0] == str(True):
+    if (count := os.environ.get("TORCHELASTIC_RESTART_COUNT")) is not None:  # of the torchrun of this host only
+        goes_on = mesh.rank == 0 and task.goes_on(torchrun_start_s())  # rank 0 knows whose checkpoints are there
+        told = mesh.control.gather_text(Call("restarts of every host"), f"{count} {goes_on}")
+        if told[0].endswith(str(True)) and any(not each.startswith("0 ") for each in told):
             task = task.model_copy(update={"resume": True})
     with library_notes(mesh.rank):
         code = task.run(mesh)

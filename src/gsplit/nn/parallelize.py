@@ -207,8 +207,8 @@ def _example_of(
     types = store.types
     counts = tuple(types.count(name) for name in types.vertex_types)
     found = {role: find_edge_array(store, name, role) for role, name in value_names.items()}
-    shown = {name: role for role, name in found.items() if name is not None}
-    values = {role: tuple(store.shape(f"edges/{name}")[1:]) for name, role in shown.items()}
+    shown = {role: name for role, name in found.items() if name is not None}
+    values = {role: tuple(store.shape(f"edges/{name}")[1:]) for role, name in shown.items()}
     if "edge_weight" in values:
         values["edge_weight"] = ()
     return TypedExample(
@@ -218,7 +218,7 @@ def _example_of(
         shapes,
         dtype_of(model.parameters()),
         device,
-        edge_values=tuple(tuple(shown[name] for name in names if name in shown) for names in types.edge_values),
+        edge_values=tuple(tuple(role for role, name in shown.items() if name in names) for names in types.edge_values),
         value_shapes=values,
         pair_type=pair_type,
     )

@@ -181,7 +181,11 @@ def choose_what(settings: TrainSettings, out: Path, what: What | None) -> What:
 
 def check_new_file(path: Path, *, overwrite: bool) -> None:
     """Refuse an existing file unless it may be overwritten, and a file for which there is no folder."""
-    if as_url(path) is None and not (path.parent.is_dir() and os.access(path.parent, os.W_OK | os.X_OK)):
+    if (
+        as_url(path) is None
+        and not path.exists()
+        and not (path.parent.is_dir() and os.access(path.parent, os.W_OK | os.X_OK))
+    ):
         got = "a folder that cannot be written" if path.parent.is_dir() else "no such folder"
         raise InputError(explain(path.parent, "a folder to write in", got, "make it, or choose another --out"))
     if (is_file(path) or path.exists()) and not overwrite:

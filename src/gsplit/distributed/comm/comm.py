@@ -7,6 +7,7 @@ layer, so that a hang or a mismatch can be reported. What a collective writes is
 cannot see it otherwise.
 """
 
+import errno
 import hashlib
 import json
 from collections.abc import Callable, Mapping
@@ -206,7 +207,9 @@ def run_on_rank_zero(comm: Comm, what: str, act: Callable[[], None]) -> None:
         except (GSplitError, OSError) as error:
             failure = str(error) or type(error).__name__
             may_work_later = isinstance(error, UnavailableError) or (
-                isinstance(error, OSError) and not isinstance(error, _WRONG_PATHS)
+                isinstance(error, OSError)
+                and not isinstance(error, _WRONG_PATHS)
+                and error.errno not in (errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL)
             )
     text = json.dumps([failure, may_work_later])
     failure, may_work_later = json.loads(comm.gather_text(Call(what, long_wait=True), text)[0])

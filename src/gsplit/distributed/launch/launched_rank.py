@@ -103,7 +103,7 @@ def torchrun_start_s() -> float | None:
     """When the torchrun began that has started this process, in seconds since 1970; None if there is none."""
     process = os.getppid()
     with suppress(OSError, ValueError, StopIteration):
-        while process > 1:
+        while process > 0:  # it may be the first of a container
             words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
             stat = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
             if any(word.endswith(b"torchrun") or word.startswith(b"torch.distributed.") for word in words):

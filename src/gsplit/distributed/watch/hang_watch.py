@@ -95,4 +95,4 @@ class HangWatch:
             "versions /tmp/nccl_trace_rank_*)"
         )
         _LOG.error(explain(f"rank {self._rank}: {call}", "all ranks to join", got, fix))
-        _LOG.error("%s", watch.timeout_error(oldest.collective))
+        _LOG.error("%s", watch.timeout_error(oldest.collective, is_final=False))

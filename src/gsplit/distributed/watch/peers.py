@@ -135,7 +135,8 @@ class Peers:
         nobody is missing on this host, the wait is for the ranks of others, of which nothing is known yet.
         """
         waits_for_another, unseen = False, []
-        for rank in self.members(wait.group, path[-1]):
+        members = self.members(wait.group, path[-1])
+        for rank in members:
             page, process = self._pages.get(rank), self._processes.get(rank)
             if rank not in self._pages:
                 unseen.append((rank, wait))
@@ -151,7 +152,8 @@ class Peers:
                     traced = [self._trace((*path, rank), each, found, elsewhere) for each in waits]  # all of them
                     found[rank] = not any(traced)
             waits_for_another = True
-        if unseen and not waits_for_another:
+        closes = any(self._pages[rank].begun(wait.group) < wait.number for rank in path if rank in members)
+        if unseen and not waits_for_another and not closes:  # or it waits for one of those that wait for it
             elsewhere += unseen
             return True
         return waits_for_another
@@ -173,8 +175,10 @@ class Peers:
         told = self._remote.read(ranks)
         if not told:
             return {rank: f"rank {rank}: nothing, and the store that it tells does not answer" for rank in ranks}
-        if missed := {rank: text for known in told.values() for rank, text in known.missed.items()}:
-            return missed
+        missed = {rank: text for known in told.values() for rank, text in known.missed.items() if rank != self.rank}
+        late = {rank: _gave_up(rank, self.rank) for rank, known in told.items() if self.rank in known.missed}
+        if missed or late:
+            return missed or late
         found, silent = dict[int, str](), dict[int, str]()
         for rank, wait in waited_for:
             known = told.get(rank)
@@ -187,14 +191,28 @@ class Peers:
         return silent or found
 
     def tell_missed(self, missed: dict[int, str]) -> None:
-        """Let ranks of other hosts know which ranks this one misses, and what they do."""
+        """Let other ranks know which ranks this one misses, and what they do: it is about to fail because of them."""
+        for rank, text in sorted(missed.items())[:1]:
+            self.page.write_line("missed", f"{rank} {text}")
         if self._remote is not None:
             self._remote.tell_missed(missed)
 
-    def ended(self, group: int) -> list[int]:
-        """Ranks of this rank's group whose processes have ended."""
+    def ended(self, group: int) -> dict[int, str]:
+        """Ranks of this rank's group whose processes have ended, and what they did last.
+
+        One that ended because it missed another is not the cause: the other is, in its words.
+        """
         processes = {rank: self._processes.get(rank) for rank in self.members(group, self.rank)}
-        return [rank for rank, process in processes.items() if process is not None and process.state() == "ended"]
+        ranks = [rank for rank, process in processes.items() if process is not None and process.state() == "ended"]
+        first = {rank: self.describe(rank, group) for rank in ranks if not self._pages[rank].line("missed")[0]}
+        if first:
+            return first
+        found = {}
+        for rank in ranks:
+            missed, _, text = self._pages[rank].line("missed")[0].partition(" ")
+            late = int(missed) == self.rank
+            found[rank if late else int(missed)] = _gave_up(rank, self.rank) if late else text
+        return found
 
     def stopped(self, rank: int) -> bool:
         """Whether a rank's process is stopped."""
@@ -230,6 +248,10 @@ class Peers:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+def _gave_up(rank: int, on: int) -> str:
+    return f"rank {rank} has given up waiting for rank {on}"
 
 
 def join_differences(found: dict[int, str], name: Callable[[int], str] = "rank {}".format) -> str:

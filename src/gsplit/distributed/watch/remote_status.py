@@ -9,7 +9,8 @@ link is down. If the store itself does not answer, the error reports that.
 import json
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from gsplit.distributed.watch.status_page import MOST_GROUPS, StatusPage
@@ -70,7 +71,7 @@ class RemoteStatus:
                 self._store.set(_key(self._rank), json.dumps(state | {"missed": missed}))
             except RuntimeError:  # the store has gone, and with it the run
                 return
-            if missed:
+            if missed and missed is self._missed:
                 self._is_told.set()
             self._hurry.wait(_BEAT_S)
             self._hurry.clear()
@@ -78,11 +79,14 @@ class RemoteStatus:
     def tell_missed(self, missed: dict[int, str]) -> None:
         """Publish at once which ranks this one misses: its process may be about to end. Takes a second at most."""
         self._missed = missed
+        self._is_told.clear()
         self._hurry.set()
         self._is_told.wait(_TELL_S)
 
     def read(self, ranks: Sequence[int]) -> dict[int, RemoteRank]:
-        """The state that ranks have published; ranks without one are left out. Takes a few seconds, and 10 at most."""
+        """The state that ranks have published; ranks without one are left out. Takes a few seconds, and 10 at most,
+        unless one of them tells whom it misses.
+        """
         found: dict[int, RemoteRank] = {}
         reader = threading.Thread(target=self._read, args=(ranks, found), daemon=True)
         reader.start()
@@ -92,15 +96,16 @@ class RemoteStatus:
     def _read(self, ranks: Sequence[int], found: dict[int, RemoteRank]) -> None:
         try:
             first = self._read_keys(ranks)
-            self._stop.wait(2 * _BEAT_S)
-            for rank, said in self._read_keys(ranks).items():
-                is_silent = rank in first and first[rank]["beat"] == said["beat"]
-                begun = {int(group): int(number) for group, number in said["begun"].items()}
-                last = {int(group): str(text) for group, text in said["last"].items()}
-                missed = {int(other): str(text) for other, text in said["missed"].items()}
-                found[rank] = RemoteRank(is_silent, str(said["stage"]), begun, last, missed)
         except RuntimeError:
             return
+        found |= {rank: _parse(said) for rank, said in first.items()}
+        if any(known.missed for known in found.values()):  # they know more than silence tells
+            return
+        self._stop.wait(2 * _BEAT_S)
+        with suppress(RuntimeError):  # the store has gone meanwhile, with the process that had it
+            for rank, said in self._read_keys(ranks).items():
+                is_silent = rank in first and first[rank]["beat"] == said["beat"]
+                found[rank] = replace(_parse(said), is_silent=is_silent)
 
     def _read_keys(self, ranks: Sequence[int]) -> dict[int, Any]:
         return {rank: json.loads(self._store.get(_key(rank))) for rank in ranks if self._store.check([_key(rank)])}
@@ -110,6 +115,13 @@ class RemoteStatus:
         self._stop.set()
         self._hurry.set()
         self._thread.join(2.0)
+
+
+def _parse(said: dict[str, Any]) -> RemoteRank:
+    begun, last, missed = (
+        {int(key): value for key, value in said[name].items()} for name in ("begun", "last", "missed")
+    )
+    return RemoteRank(is_silent=False, stage=str(said["stage"]), begun=begun, last=last, missed=missed)
 
 
 def _key(rank: int) -> str:

@@ -24,7 +24,7 @@ __all__ = ["MOST_GROUPS", "Line", "StatusPage", "Waiting", "in_loader_thread", "
 MOST_GROUPS = 64
 """Groups that are written down; a mesh has 5 or 6, and one more for every sampling thread of a loader with prefetch."""
 _KEPT = 64
-_LINES = ("token", "stage", "loader", "model")
+_LINES = ("token", "stage", "loader", "model", "missed")
 _LINE = struct.Struct("d248s")  # since when, text
 _GROUP = struct.Struct("qqqd")  # last collective begun, the one waited in (0: none), by a loader's thread?, since when
 _WAIT, _WAIT_AT = struct.Struct("qqd"), 8  # the last three of them
@@ -34,8 +34,10 @@ _FIRST_GROUP = len(_LINES) * _LINE.size
 _GROUP_BYTES = _GROUP.size + _KEPT * _RECORD.size
 _NUM_BYTES = -(-(_FIRST_GROUP + MOST_GROUPS * _GROUP_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
 
-Line = Literal["token", "stage", "loader", "model"]
-"""What the page is known by, the stage of the thread that trains, of the one that loads ahead, and the last model."""
+Line = Literal["token", "stage", "loader", "model", "missed"]
+"""What the page is known by, the stage of the thread that trains, of the one that loads ahead, the last model, and who
+was missing in a collective that failed.
+"""
 
 
 @dataclass(frozen=True)

@@ -234,7 +234,7 @@ def new_shards(held: HeldShard, path: Path, *, overwrite: bool, progress: Progre
         comm.gather_text(Call("manifests are complete", long_wait=True), "")
         put_in_place(built[comm.rank], outputs[comm.rank], overwrite=overwrite)
         comm.gather_text(Call("shards are in place", long_wait=True), "")
-    run_on_rank_zero(comm, "end shards", lambda: shutil.rmtree(folder))
+    comm.gather_text(Call("end shards", long_wait=True), "")
 
 
 @contextmanager
@@ -252,7 +252,10 @@ def _made_anew(folder: Path) -> Iterator[None]:
         try_lock(held.fileno())
     with held:
         yield
-    lock.unlink(missing_ok=True)
+        with locked(folder.parent):  # nobody begins in between
+            lock.unlink(missing_ok=True)
+            with suppress(OSError):  # other ranks write there
+                folder.rmdir()
 
 
 def write_new_shard(

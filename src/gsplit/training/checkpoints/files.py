@@ -126,7 +126,8 @@ def parse_checkpoint(data: bytes, path: Path, damaged: tuple[str, ...] = ()) -> 
 def find_readable(place: Path) -> tuple[Path, bytes, tuple[str, ...]]:
     """The bytes of a checkpoint, or of the newest readable one of a folder, and why newer ones are not readable.
 
-    A file that cannot be opened for a reason outside it ends the search: it may be intact and should not be skipped.
+    A file that cannot be opened for a reason outside it ends the search: it may be intact and should not be skipped. So
+    does object storage that does not answer.
     """
     damaged: list[str] = []
     is_named = is_file(place)  # by the user, who may name a link

@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
-from gsplit.errors import InputError, UnavailableError, explain
+from gsplit.errors import InputError, explain
 from gsplit.files.host_limits import free_bytes
 from gsplit.files.places import find_object, write_whole
 from gsplit.files.untrusted import Expected, open_regular
@@ -116,12 +116,9 @@ def read_tensor_bytes(path: Path, *, follow: bool = True) -> bytes:
     found = find_object(path)
     if found is not None:
         objects, name = found
-        try:
-            size = objects.size(name) or 0
-            _check_memory(objects.where(name), size)
-            return objects.read(name, size)
-        except UnavailableError as error:
-            raise NotOpenedError(str(error)) from None
+        size = objects.size(name) or 0
+        _check_memory(objects.where(name), size)
+        return objects.read(name, size)
     try:
         descriptor = open_regular(path, follow=follow)
     except OSError as error:

@@ -44,6 +44,7 @@ def test_of_two_causes_the_earlier_is_named_whatever_its_rank() -> None:
         (OSError(28, "No space left on device"), UnavailableError, False),
         (UnavailableError("no answer"), UnavailableError, False),
         (PermissionError(13, "Permission denied"), InputError, True),
+        (OSError(30, "Read-only file system"), InputError, True),
         (InputError("wrong"), InputError, True),
     ],
 )

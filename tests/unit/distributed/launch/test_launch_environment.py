@@ -1,5 +1,10 @@
 """What ranks are started with: tuned unless told otherwise, and what the user has set."""
 
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import pytest
 
 from gsplit.distributed.launch.allocator import ALLOCATOR
@@ -32,3 +37,13 @@ def test_a_number_of_threads_that_is_not_one_is_left_out(threads: str, monkeypat
 def test_threads_of_every_level_of_nesting_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3,2")
     assert _environment_of_ranks(64, tuned_allocator=True, threads=None)["OMP_NUM_THREADS"] == "3,2"
+
+
+def test_a_rank_knows_when_its_torchrun_began(tmp_path: Path) -> None:
+    asks = "from gsplit.distributed.launch.launched_rank import torchrun_start_s; print(torchrun_start_s())"
+    (tmp_path / "torchrun").write_text(f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {asks!r}])\n")
+    began_s = time.time()
+    words = [[sys.executable, str(tmp_path / "torchrun")], [sys.executable, "-c", asks]]
+    by_torchrun, alone = (subprocess.run(each, capture_output=True, text=True, timeout=300).stdout for each in words)
+    assert began_s - 2 < float(by_torchrun) < time.time() + 2
+    assert alone == "None\n"

@@ -233,6 +233,20 @@ def test_ranks_of_other_hosts_are_known_through_the_store(monkeypatch: pytest.Mo
     assert here.remote_causes(0, 4) == here.remote_ended(0) == {}
     again[1].tell_missed({1: "rank 1 (process 7) has ended"})
     assert here.remote_causes(0, 5) == here.remote_ended(0) == {1: "rank 1 (process 7) has ended"}
+    again[1].tell_missed({0: "rank 0 (process 8) has not come"})
+    assert here.remote_ended(0) == {2: "rank 2 has given up waiting for rank 0"}
     for rank in again:
         rank.close()
     here.close()
+
+
+def test_a_circle_of_waits_does_not_leave_its_host() -> None:
+    """Ranks 0 and 1 of one host wait for each other in two groups, in which ranks of another host are, too."""
+    ranks = connect_peers(2)
+    for rank in ranks:
+        rank.groups[:] = [(3, 1), (3, 1)]
+    control, gradients = ([CollectiveWatch(rank, slot, 1.0, 1.0) for rank in ranks] for slot in range(2))
+    one, two = control[0].begin(MEAN, ""), gradients[1].begin(SUM, "")
+    with one, two:
+        assert "(got rank 1 (process " in str(control[0].timeout_error(one))
+        assert "(got rank 0 (process " in str(gradients[1].timeout_error(two))
