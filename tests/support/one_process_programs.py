@@ -283,6 +283,7 @@ _DIFFERS = "expected the loss and the gradients of one process"
 _OUTPUTS = rf"{_DIFFERS} .*the outputs of second are the first to differ"
 _GRADIENT = rf"{_DIFFERS} .got a gradient of first.lin_l.weight that differs by"
 _BACKWARD = rf"{_GRADIENT} .*the gradients of the outputs of first are the first to differ"
+_TERMS = "expected a loss whose terms are from batch.mean, batch.sum or batch.gather"
 
 CASES = {
     "the model branches on the number of rows": Case(lambda: Net(CentreIfMany(64)), _OUTPUTS),
@@ -312,13 +313,9 @@ CASES = {
     "`batch.sum(...) / batch.batch_size`": Case(
         Net, "expected the same gradient of the loss .*divide batch.sum by batch.global_batch_size", _over_own_number
     ),
-    "a penalty kept by the model, beside `batch.mean`": Case(
-        KeepingNet, "from batch.mean or batch.sum .got penalty, a value of this rank's rows", _beside
-    ),
-    "a loss that is only a penalty on rows that the model has kept": Case(
-        KeepingNet, "expected a loss from batch.mean or batch.sum", _only
-    ),
-    "a term of the outputs beside `batch.mean`": Case(Net, None, _of_outputs),
+    "a penalty kept by the model, beside `batch.mean`": Case(KeepingNet, _TERMS, _beside),
+    "a loss that is only a penalty on rows that the model has kept": Case(KeepingNet, _TERMS, _only),
+    "a term of the outputs beside `batch.mean`": Case(Net, _TERMS, _of_outputs),
     "a branch on more rows than the small mini-batches have": Case(
         lambda: Net(CentreIfMany(300)), None, batch_size=300
     ),
@@ -533,8 +530,6 @@ def is_forgotten(mesh: Mesh) -> list[bool]:
         batches = loader(mesh)
         batch = batches.make_batch(0, 0)
         losses = cross_entropy(call(model, batch), batch)
-        if isinstance(model, KeepingNet):
-            losses = losses + model.penalty
         loss = batch.mean(losses)
         loss.backward()
         parameters = [weakref.ref(parameter) for parameter in model.parameters()]

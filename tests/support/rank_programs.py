@@ -27,7 +27,7 @@ from gsplit.graph.ownership import Ownership
 from gsplit.kernels.buffers import BufferPool
 from gsplit.loading.loader import NeighborLoader
 from gsplit.minibatch.shuffle import exchange_rows
-from gsplit.nn.gradients import GradientAverage
+from gsplit.nn.gradients import GradientAverage, averages_of
 from gsplit.store.in_memory import MemoryStore, renumbered_store
 from gsplit.telemetry import StepTelemetry
 
@@ -330,7 +330,8 @@ def average_twice(mesh: Mesh, length: int) -> list[list[float]]:
     """The same gradients at a backward in which weights are compared, and at one in which they are not."""
     parameter = Parameter(torch.ones(length))
     gradient = torch.randn(length, generator=torch.Generator().manual_seed(mesh.rank))
-    average = GradientAverage([parameter], mesh.gradients, DeferredChecks())
+    average = GradientAverage(averages_of(mesh), DeferredChecks())
+    average.follow([parameter])
     found: list[list[float]] = []
     for _ in range(2):
         (parameter * gradient).sum().backward()

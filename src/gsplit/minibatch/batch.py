@@ -5,12 +5,10 @@
 written against the batch calls, for every layer l, ``h_mixed, h_dst = batch.shuffle(l, h)`` and then its layer on
 ``batch.blocks[l]``. The rows of the last output are this rank's targets.
 
-``mean`` and ``sum`` are over the whole mini-batch. They are collectives: every rank calls them. Ranks have different
-numbers of targets, so the mean over one rank's rows has a wrong gradient on several ranks. The backward pass refuses it
-(``LossGuard``).
+``mean`` and ``sum`` are over the whole mini-batch, and ``gather`` returns the rows of all its targets. They are
+collectives: every rank calls them. A loss that goes through none of them is refused in backward (``minibatch.loss``).
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -19,8 +17,6 @@ from weakref import WeakMethod
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
-from torch.utils.hooks import RemovableHandle
 
 from gsplit.device.packing import PinnedBuffers, PinnedMemory, map_tensors
 from gsplit.distributed.comm.comm import Call, Comm
@@ -34,6 +30,7 @@ from gsplit.graph.types import EdgeType
 from gsplit.kernels.buffers import BufferPool
 from gsplit.minibatch.edge_handles import EdgeAttrHandle, EdgeHandle, EdgeWeightHandle
 from gsplit.minibatch.local_graph import ArrayNames, LocalGraph
+from gsplit.minibatch.loss import GatherRows, GlobalSum, LossGuard, positions_of
 from gsplit.minibatch.pair_rows import PairRows
 from gsplit.minibatch.route import Route, count_reduction
 from gsplit.minibatch.shuffle import RowExchange, exchange_rows, exchange_stored, keep_prefix
@@ -44,82 +41,11 @@ __all__ = [
     "Batch",
     "BatchContext",
     "BatchLayer",
-    "LossGuard",
     "PendingRows",
     "SmallBatches",
     "divisor",
     "exchange_input_rows",
 ]
-
-
-class LossGuard:
-    """Checks that a loss went through ``batch.mean`` or ``batch.sum`` before backward reaches the model."""
-
-    def __init__(self) -> None:
-        self._backward = -1
-        self.model_mode = ""
-        """Train/eval mode of the model that was called with the batch; it must be equal on all ranks."""
-        self.has_endpoints = False
-        """Whether the running forward has called ``LinkBatch.endpoints``."""
-        self.control: Comm | None = None
-        """Ranks that compare their losses in backward: in the first step, if only the loop knows its loss."""
-        self.summed: list[Any] = []
-        """The nodes of autograd whose values were given to ``mean`` and ``sum``, if losses are compared."""
-        self.hooks: list[RemovableHandle] = []
-        """On tensors that the model keeps, if losses are compared."""
-
-    def reduced(self, gradient: Tensor) -> None:
-        """Called when the backward pass reaches the global sum of this batch. A collective if losses are compared."""
-        self._backward = torch._C._current_graph_task_id()
-        if self.control is None:
-            return
-        call = Call("compare the gradients of the loss")
-        of_ranks = [json.loads(text) for text in self.control.gather_text(call, json.dumps(gradient.tolist()))]
-        first = torch.tensor(of_ranks[0])
-        if not all(torch.allclose(torch.tensor(other), first, rtol=1e-5, atol=0.0) for other in of_ranks):
-            got = ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(of_ranks))
-            fix = (
-                "use batch.mean, or divide batch.sum by batch.global_batch_size: batch.batch_size is this rank's number"
-            )
-            expected = "the same gradient of the loss with respect to batch.mean or batch.sum on every rank"
-            raise InputError(explain("backward", expected, got, fix))
-        torch.autograd.Variable._execution_engine.queue_callback(self._forget)  # at the end of backward
-
-    def _forget(self) -> None:
-        """Let go of the nodes of autograd: they refer to this object, and Python does not see such a cycle."""
-        self.summed.clear()
-        for hook in self.hooks:
-            hook.remove()
-        self.hooks.clear()
-
-    def check(self, gradient: Tensor) -> None:
-        """Called with the gradient of a wrapped model's output."""
-        if self._backward != torch._C._current_graph_task_id():
-            fix = 'write loss = batch.mean(F.cross_entropy(out, batch.y, reduction="none")), or use batch.sum'
-            got = "a loss of this rank's rows alone, whose gradient would be wrong on several ranks"
-            raise InputError(explain("backward", "a loss from batch.mean or batch.sum of this batch", got, fix))
-
-
-class _GlobalSum(torch.autograd.Function):
-    """Sum of the rows of all ranks: [n] to a scalar, [n, k] to [k].
-
-    Backward: g times the number of ranks, for every local row, because parameter gradients are averaged over the ranks.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, comm: Comm, call: Call, guard: LossGuard) -> Tensor:
-        ctx.shape = rows.shape
-        ctx.size = comm.size
-        ctx.guard = guard
-        total = rows.sum() if rows.dim() == 1 else rows.sum(0)
-        comm.all_reduce(call, total).wait()  # all ranks: every rank calls batch.mean or batch.sum
-        return total
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        ctx.guard.reduced(g)
-        return (g * ctx.size).expand(ctx.shape), None, None, None
 
 
 def exchange_input_rows(
@@ -189,7 +115,7 @@ class SmallBatches(Protocol):
         """The mini-batches of all ranks, a collective, or ``alone``, the same ones as one process makes them."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class BatchContext:
     """The ranks, the step, the graph and the strategy of a batch.
 
@@ -493,26 +419,29 @@ class Batch:
     def _global_sum(self, rows: Tensor, name: str) -> Tensor:
         self._refuse_input_gradients()
         context = self.context
-        if context.guard.control is not None and rows.grad_fn is not None:
-            context.guard.summed.append(rows.grad_fn)
         detail = f"epoch {context.key.epoch} of loader {context.loader}"
         if context.guard.model_mode:
             detail += f", model: {context.guard.model_mode}"
         call = Call(name, context.key.step, detail=detail)
         count_reduction(prod(rows.shape[1:]) * rows.element_size(), context.mesh.size, self.telemetry)
-        total: Tensor = _GlobalSum.apply(rows, context.mesh.world, call, context.guard)  # type: ignore[no-untyped-call]
+        total: Tensor = GlobalSum.apply(rows, context.mesh, call, context.guard)  # type: ignore[no-untyped-call]
         return total
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum of one value per target over the whole mini-batch, equal on all ranks. A collective."""
         self._check_per_target(values, "values")
-        return self._global_sum(values, "sum")
+        with self.context.guard.watch(self, values):
+            return self._global_sum(values, "sum")
 
     def mean(self, values: Tensor, weight: Tensor | None = None) -> Tensor:
         """Mean of one value per target over the whole mini-batch, equal on all ranks. A collective.
 
         With ``weight``, one per target: sum(weight * values) / sum(weight), both sums over all ranks and at least in
         float32; 0 if all weights are 0. The gradient assumes that parameter gradients are then AVERAGED over the ranks.
+
+        A value may depend on the outputs of its own target, on parameters, and on rows from ``gather``. Every term of
+        the loss that reaches the model goes through ``mean``, ``sum`` or ``gather``: ``out.pow(2).mean()`` beside it is
+        a mean over this rank's rows, and an error in the first backward.
         """
         total, weights = self.weighted_sum(values, weight)
         return total / divisor(weights)
@@ -523,13 +452,60 @@ class Batch:
         Without weights every target has weight 1. A collective.
         """
         self._check_per_target(values, "values")
-        values = values.to(torch.promote_types(values.dtype, torch.float32))  # 2048 + 1 is 2048 in half precision
-        if weight is None:
-            return self._global_sum(values, "mean"), self.global_num_values
-        self._check_per_target(weight, "weight")
-        weight = weight.detach().to(values.dtype)
-        total, weights = self._global_sum(torch.stack([weight * values, weight], dim=1), "weighted mean").unbind()
-        return total, weights.detach()
+        if weight is not None:
+            self._check_per_target(weight, "weight")
+        with self.context.guard.watch(self, values, weight):
+            values = values.to(torch.promote_types(values.dtype, torch.float32))  # 2048 + 1 is 2048 in half precision
+            if weight is None:
+                return self._global_sum(values, "mean"), self.global_num_values
+            weight = weight.detach().to(values.dtype)
+            total, weights = self._global_sum(torch.stack([weight * values, weight], dim=1), "weighted mean").unbind()
+            return total, weights.detach()
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """The rows of all targets of the mini-batch, from one row per target of this rank; differentiable.
+
+        All ranks get the same rows in the same order, which does not depend on their number: row i of this rank is row
+        ``positions[i]``. For losses in which the value of a target depends on other targets:
+
+            Z, Y = batch.gather(z), batch.gather(batch.y)
+            loss = batch.mean(contrastive_values(z, batch.y, Z, Y, batch.positions))  # one value per own target
+
+        or, if every rank computes the same loss from all rows, ``loss = barlow_loss(batch.gather(z))``. A collective,
+        also in backward: its rows are in the loss on every rank or on none.
+        """
+        if rows.dim() == 0 or rows.size(0) != self.num_values:
+            fix = "give one row per target of this rank, such as the output of the model or batch.y"
+            raise InputError(explain("batch.gather", f"[{self.num_values}, ...]", list(rows.shape), fix))
+        context = self.context
+        with context.guard.watch(self):
+            positions, num_rows = self._positions()
+            call = Call("gather rows", context.key.step)
+            count_reduction(num_rows * prod(rows.shape[1:]) * rows.element_size(), context.mesh.size, self.telemetry)
+            sent = rows.to(torch.uint8) if rows.dtype == torch.bool else rows
+            gathered: Tensor = GatherRows.apply(sent, positions, num_rows, context.mesh, call, context.guard)  # type: ignore[no-untyped-call]
+            return gathered.to(rows.dtype)
+
+    @property
+    def positions(self) -> Tensor:
+        """The positions of this rank's targets, or pairs, among the rows of ``gather``. A collective at first."""
+        with self.context.guard.watch(self):
+            return self._positions()[0]
+
+    def _positions(self) -> tuple[Tensor, int]:
+        guard = self.context.guard
+        if guard.positions is None:
+            guard.positions = positions_of(self.value_keys, self.context.mesh, self.key.step)
+        return guard.positions
+
+    @property
+    def value_keys(self) -> Tensor:
+        """Names of the values of this rank's loss that do not depend on the ranks: of its targets, or of its pairs."""
+        if self.pairs is not None:
+            return self.pairs.value_keys
+        if self.seeds is not None:  # a vertex may be a target at several times
+            return self.seeds.input_id
+        return self.frontier(self.num_layers).names[: self.num_targets]
 
     def cast(self, dtype: torch.dtype) -> Self:
         """The batch with its input rows converted to a type. Features may be stored in half precision."""

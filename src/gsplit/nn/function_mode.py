@@ -14,7 +14,7 @@ other stays.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -36,7 +36,7 @@ from gsplit.errors import InputError, explain
 from gsplit.features.in_place import METADATA
 from gsplit.nn.forward_pass import ForwardPass
 
-__all__ = ["ForwardPassMode", "remove_interrupted"]
+__all__ = ["ForwardPassMode", "push_below", "remove_interrupted", "remove_modes"]
 
 
 def _dropout(
@@ -101,7 +101,7 @@ class ForwardPassMode(TorchFunctionMode):
 
     def close(self) -> None:
         """End the interception."""
-        _remove([self])
+        remove_modes([self])
         self._frame = None
 
     @property
@@ -176,10 +176,10 @@ class ForwardPassMode(TorchFunctionMode):
 def remove_interrupted() -> None:
     """Remove the modes of forwards that were interrupted in this thread."""
     if modes := _get_current_function_mode_stack():  # type: ignore[no-untyped-call]
-        _remove([mode for mode in modes if isinstance(mode, ForwardPassMode) and not mode.is_in_forward])
+        remove_modes([mode for mode in modes if isinstance(mode, ForwardPassMode) and not mode.is_in_forward])
 
 
-def _remove(modes: list[ForwardPassMode]) -> None:
+def remove_modes(modes: Sequence[TorchFunctionMode]) -> None:
     """Take modes off this thread's stack; the others stay there in their order."""
     stack = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     if not any(mode in modes for mode in stack):
@@ -189,6 +189,17 @@ def _remove(modes: list[ForwardPassMode]) -> None:
     for mode in stack:
         if mode not in modes:
             _push_mode(mode)  # type: ignore[no-untyped-call]
+
+
+def push_below(mode: TorchFunctionMode) -> None:
+    """Put a mode below the others of this thread: one of the user that ends takes off the top."""
+    stack = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    if mode in stack:
+        return
+    for _ in stack:
+        _pop_mode()  # type: ignore[no-untyped-call]
+    for each in (mode, *stack):
+        _push_mode(each)  # type: ignore[no-untyped-call]
 
 
 def _frames() -> Iterator[FrameType]:

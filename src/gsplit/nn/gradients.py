@@ -1,87 +1,91 @@
-"""Gradients averaged over all ranks; on CPUs, while backward still runs.
+"""Gradients averaged over all ranks at the end of every backward.
 
-On CPUs parameters are put into buckets in the reverse of their order in the model, which is about the order in which
-backward reaches them. The all-reduce of a bucket starts when all its gradients exist. Buckets start in the same order
-on every rank, and every rank starts every bucket in every backward (law 5). A parameter without a gradient on some
-ranks counts as zero there. One without a gradient on any rank keeps its ``.grad``.
+What is wrapped on a mesh, models and the heads and parameters beside them, has one ``GradientAverage`` each, and the
+mesh has one ``Averages`` of them all, in the order in which they were wrapped. A backward that reaches a loss of all
+ranks (``minibatch.loss``), or the first of these parameters, starts it; it ends after everything else of the backward:
 
-On devices there is one bucket, at the end of backward: NCCL needs the same order of ALL collectives on every rank, and
-a rank on which a parameter has no gradient would start a bucket later, behind a shuffle. The gradients of a GNN are a
-few MB. The host waits for the device only on a rank where a parameter has no gradient.
+    begin --> gradients of parameters, collected --> end of backward --> which are used --> one all-reduce for each
+
+The loss starts it and not the first gradient, because a head may have no gradient on some ranks, such as one without
+targets; the others would wait. Which of the wrapped things have a gradient on any rank is summed over the ranks first,
+unless there is only one. A parameter without a gradient on some ranks counts as zero there. One without a gradient on
+any rank keeps its ``.grad``. So every rank starts the same all-reduces in the same order in every backward (law 5). The
+gradients of a GNN are a few MB: there is one buffer for each type of element.
 
 The average is of this backward's gradient, never of the accumulated ``.grad``, which is set aside while backward runs
 and added afterwards.
 
 Averaged gradients keep weights equal only if every rank starts from the same weights and changes them alike: with the
-same learning rate, and with a state that was loaded on all ranks. At every ``COMPARE_EVERY``-th backward each bucket
-also carries the sum of the absolute weights of every rank, and ranks whose sums differ are named. Sums are compared
-with a tolerance, because the CPUs of two hosts may round an optimizer's step differently.
+same learning rate, and with a state that was loaded on all ranks. In the first backwards and at every
+``COMPARE_EVERY``-th one each buffer also carries the sum of the absolute weights of every rank, and ranks whose sums
+differ are named. Sums are compared with a tolerance, because the CPUs of two hosts may round an optimizer's step
+differently.
 
-A bucket is always of the same length, with zeros in place of sums that are not compared. The order in which an
+A buffer is always of the same length, with zeros in place of sums that are not compared. The order in which an
 all-reduce adds the numbers of the ranks, and so the last digit of a gradient, depends on the length; backwards are
 counted from the start of the process, and a resumed training must equal an uninterrupted one to the bit.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import Any
-from weakref import WeakMethod, ref
+from typing import Any, Protocol
+from weakref import WeakMethod, WeakSet, ref
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
+from torch.nn import Module, Parameter
 from torch.utils.hooks import RemovableHandle
 
 from gsplit.device.devices import DeferredChecks
 from gsplit.distributed.comm.comm import Call, Comm, Work
+from gsplit.distributed.comm.mesh import Mesh
 from gsplit.distributed.watch.peers import join_differences
 from gsplit.errors import CommError, InputError, RankFaultError, explain
 from gsplit.minibatch.route import count_reduction
 from gsplit.telemetry import StepTelemetry
 
-__all__ = ["GradientAverage"]
+__all__ = ["Averages", "GradientAverage", "averages_of", "compares_weights"]
 
 _NUM_TAGS = 1 << 10
 """Tags are summed in the gradients' dtype: in float32 the sum over up to 2**14 ranks is exact."""
-_TAGS_PER_MODEL = 37
-BUCKET_BYTES = 1 << 20
-"""Small enough that a model of a few MB, which is large for a GNN, has several buckets."""
+_TAGS_PER_MODULE = 37
 COMPARE_EVERY = 16
 """Backwards between comparisons of the weights: summing them takes about as long as averaging their gradients."""
+_ALWAYS_COMPARED = 4
+"""First backwards, in which learning rates and loaded states that differ show."""
 _ROUNDING = 64
 """Units of the last digit by which sums of the same weights may differ."""
 _CHECKED = (torch.float32, torch.float64)  # other types do not hold a tag or a sum exactly enough
 
 
-class _Bucket:
-    """Parameters whose gradients are reduced together.
+class _Buffer:
+    """The gradients of the parameters of one type of element, reduced together.
 
-    The buffer holds the gradients, a flag per parameter (whether it has a gradient), the bucket's tag, a number that
-    must be the same on all ranks, and the sum of absolute weights of every rank, each added by that rank, or zeros.
+    Gradients are followed by a flag per parameter (whether it has a gradient), a tag that must be the same on all
+    ranks, and the sum of absolute weights of every rank, each added by that rank, or zeros.
     """
 
     def __init__(self, tag: int, parameters: list[Parameter]) -> None:
         self.tag = tag
         self.parameters = parameters
-        self._tail: Tensor | None = None  # of a complete bucket: copied to the device once
-        self.grads: dict[int, Tensor] = {}
-        self.flat: Tensor | None = None
-        self.work: Work | None = None
+        self._tail: Tensor | None = None  # where every parameter has a gradient: copied to the device once
+        self._flat: Tensor | None = None
+        self._work: Work | None = None
 
-    @property
-    def complete(self) -> bool:
-        return len(self.grads) == len(self.parameters)
-
-    def start(self, comm: Comm, call: Call, *, with_weights: bool) -> None:
+    def start(self, comm: Comm, call: Call, grads: dict[int, Tensor], *, with_weights: bool) -> int:
+        """Start the all-reduce; returns its bytes."""
+        found = [grads.get(id(p)) for p in self.parameters]
         pieces = [
-            self.grads[id(p)].reshape(-1) if id(p) in self.grads else p.new_zeros(p.numel()) for p in self.parameters
+            p.new_zeros(p.numel()) if g is None else g.reshape(-1) for p, g in zip(self.parameters, found, strict=True)
         ]
         is_checked = pieces[0].dtype in _CHECKED
-        pieces.append(self._flags_tag_and_zeros(comm.size if is_checked else 0))
-        self.flat = torch.cat(pieces)
+        num_zeros = comm.size if is_checked else 0
+        self._flat = torch.cat([*pieces, self._flags_tag_and_zeros([g is not None for g in found], num_zeros)])
         if with_weights and is_checked:
-            self.flat[comm.rank - comm.size] = self._sum_of_weights()
-        self.work = comm.all_reduce(call, self.flat)
+            self._flat[comm.rank - comm.size] = self._sum_of_weights()
+        self._work = comm.all_reduce(call, self._flat)
+        return self._flat.nbytes
 
     def _sum_of_weights(self) -> Tensor:
         """Of their absolute values."""
@@ -89,28 +93,29 @@ class _Bucket:
             [torch.linalg.vector_norm(p.detach(), 1, dtype=torch.float64) for p in self.parameters]
         ).sum()
 
-    def _flags_tag_and_zeros(self, num_zeros: int) -> Tensor:
-        if self.complete and self._tail is not None and self._tail.device == self.parameters[0].device:
+    def _flags_tag_and_zeros(self, flags: list[bool], num_zeros: int) -> Tensor:
+        if all(flags) and self._tail is not None and self._tail.device == self.parameters[0].device:
             return self._tail
-        flags = [float(id(p) in self.grads) for p in self.parameters]
-        tail = self.parameters[0].new_tensor([*flags, float(self.tag), *([0.0] * num_zeros)])
-        if self.complete:
+        tail = self.parameters[0].new_tensor([*map(float, flags), float(self.tag), *([0.0] * num_zeros)])
+        if all(flags):
             self._tail = tail
         return tail
 
-    def finish(self, size: int, checks: DeferredChecks, backward: int) -> list[tuple[Parameter, Tensor]]:
+    def finish(
+        self, size: int, checks: DeferredChecks, backward: int, grads: dict[int, Tensor]
+    ) -> list[tuple[Parameter, Tensor]]:
         """The averaged gradients of all parameters that had one on any rank. ``backward``: its number."""
-        assert self.work is not None and self.flat is not None
-        self.work.wait()
+        assert self._work is not None and self._flat is not None
+        self._work.wait()
         sizes = [*(p.numel() for p in self.parameters), len(self.parameters)]
-        *pieces, flags, checked = self.flat.split([*sizes, self.flat.numel() - sum(sizes)])
-        if self.flat.dtype in _CHECKED:
+        *pieces, flags, checked = self._flat.split([*sizes, self._flat.numel() - sum(sizes)])
+        if self._flat.dtype in _CHECKED:
             checks.add(checked, partial(self._check, size=size, backward=backward))
         # flags are read, and a device waited for, only on a rank where a gradient is missing
-        present = [True] * len(pieces) if self.complete else [count > 0 for count in flags.tolist()]
-        self.flat = None
-        self.work = None
-        self.grads = {}
+        is_complete = all(id(p) in grads for p in self.parameters)
+        present = [True] * len(pieces) if is_complete else [count > 0 for count in flags.tolist()]
+        self._flat = None
+        self._work = None
         return [
             (p, piece.view_as(p).div_(size))
             for p, piece, is_present in zip(self.parameters, pieces, present, strict=True)
@@ -120,9 +125,9 @@ class _Bucket:
     def _check(self, checked: Tensor, size: int, backward: int) -> None:
         tag_sum, *weights = checked.tolist()
         if tag_sum != size * self.tag:
-            fix = "use the same parameters on every rank, or call backward for one wrapped model at a time"
-            got = f"bucket numbers with a mean of {tag_sum / size:g}"
-            raise CommError(explain("averaged gradients", f"bucket {self.tag} on every rank", got, fix))
+            fix = "use the same parameters on every rank, and wrap models and heads in the same order"
+            got = f"tags with a mean of {tag_sum / size:g}"
+            raise CommError(explain("averaged gradients", f"tag {self.tag} on every rank", got, fix))
         differing = _differing(weights, _ROUNDING * torch.finfo(checked.dtype).eps)
         if differing:
             where = f"the weights before backward {backward}"
@@ -132,48 +137,63 @@ class _Bucket:
 
 
 class GradientAverage:
-    """Averages the gradients of some parameters after every backward that reaches them, while it exists.
+    """Collects the gradients of some parameters in backward, and averages them when ``Averages`` ends, while it exists.
 
-    ``number`` distinguishes the models of a mesh, and the sets of trained parameters of one model; it is the same on
-    every rank.
+    Nothing is collected on one process, whose gradients are the averages.
     """
 
-    def __init__(self, parameters: list[Parameter], comm: Comm, checks: DeferredChecks, number: int = 0) -> None:
+    def __init__(self, averages: "Averages", checks: DeferredChecks) -> None:
+        self.parameters: list[Parameter] = []
+        """The parameters that are trained now."""
+        self.telemetry = StepTelemetry()
+        """Of the batch of the newest forward, in which the averaging is counted."""
+        self._averages = averages
+        self._number = averages.add(self)
+        self._checks = checks
+        self._dtypes: list[torch.dtype] = []
+        self._buffers: list[_Buffer] = []
+        self._grads: dict[int, Tensor] = {}
+        self._aside: dict[int, Tensor | None] = {}
+        self._backwards = 0
+        self._handles: list[RemovableHandle] = []
+
+    def follow(self, parameters: Sequence[Parameter]) -> None:
+        """Average these parameters from now on: the trained ones may be frozen, replaced or converted between steps."""
+        if self._follows(parameters):
+            self._refuse_other_hooks()
+            return
         for parameter in parameters:
             if parameter.is_complex():
                 raise InputError(explain("parameters", "real numbers", str(parameter.dtype), "split them into two"))
-        self.parameters = parameters
+        self.detach()
+        self.parameters = list(parameters)
         self._dtypes = [parameter.dtype for parameter in parameters]
-        self._comm = comm
-        self._checks = checks
-        self.telemetry = StepTelemetry()
-        """Of the batch of the newest forward, in which the averaging is counted."""
-        self._starts_early = comm.device.type == "cpu"
-        buckets = enumerate(_fill_buckets(parameters, BUCKET_BYTES if self._starts_early else None))
-        first_tag = _TAGS_PER_MODEL * number
-        self._buckets = [_Bucket((first_tag + place) % _NUM_TAGS, part) for place, part in buckets]
-        self._bucket_of = {id(p): bucket for bucket in self._buckets for p in bucket.parameters}
-        self._aside: dict[int, Tensor | None] = {}
-        self._started = 0
-        self._running = False
-        self._backwards = 0
-        self._handles: list[RemovableHandle] = []
-        self.refuse_other_hooks()
-        for parameter in parameters:
+        if self._averages.size == 1:
+            return
+        of_types: dict[object, list[Parameter]] = {}
+        for parameter in reversed(self.parameters):
+            of_types.setdefault((parameter.dtype, parameter.device), []).append(parameter)
+        self._buffers = [
+            _Buffer((_TAGS_PER_MODULE * self._number + number) % _NUM_TAGS, part)
+            for number, part in enumerate(of_types.values())
+        ]
+        self._refuse_other_hooks()
+        for parameter in self.parameters:
             self._handles += [
                 parameter.register_hook(partial(_weakly(self._before), ref(parameter))),  # type: ignore[no-untyped-call]
                 parameter.register_post_accumulate_grad_hook(_weakly(self._after)),  # type: ignore[no-untyped-call]
             ]
 
-    def averages(self, parameters: Sequence[Parameter]) -> bool:
-        """Whether it averages the gradients of exactly these parameters, which have the types that they had."""
+    def _follows(self, parameters: Sequence[Parameter]) -> bool:
         return len(parameters) == len(self.parameters) and all(
             mine is other and other.dtype == dtype
             for mine, other, dtype in zip(self.parameters, parameters, self._dtypes, strict=True)
         )
 
-    def refuse_other_hooks(self) -> None:
+    def _refuse_other_hooks(self) -> None:
         """Refuse user hooks on the parameters: they would get this rank's gradients, before they are averaged."""
+        if self._averages.size == 1:
+            return
         ours = 1 if self._handles else 0
         for parameter in self.parameters:
             tables = (parameter._backward_hooks, getattr(parameter, "_post_accumulate_grad_hooks", None))
@@ -187,33 +207,28 @@ class GradientAverage:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        self.parameters = []
 
     def recover(self) -> None:
         """Discard the gradients of a backward that failed, and restore the accumulated ones."""
-        if not self._running:
-            return
-        for bucket in self._buckets:
-            bucket.grads = {}
-            bucket.flat = None
-            bucket.work = None
-        for parameter in self.parameters:
-            if id(parameter) in self._aside:
-                parameter.grad = self._aside[id(parameter)]
+        if self._aside:
+            for parameter in self.parameters:
+                if id(parameter) in self._aside:
+                    parameter.grad = self._aside[id(parameter)]
+        self._grads = {}
         self._aside = {}
-        self._running = False
-        self._started = 0
 
     def _before(self, parameter: "ref[Parameter]", grad: Tensor | None) -> None:
         """Called with the gradient of a parameter, before it is added to the accumulated one, which is put aside.
 
         It is None if a function has none for its input, and then nothing is added.
         """
+        if self._averages.is_paused:
+            return
         if grad is not None and grad.layout != torch.strided:
             fix = "use dense gradients (sparse=False)"
             raise InputError(explain("gradient", "a dense tensor", str(grad.layout), fix))
-        if not self._running:
-            self._running = True
-            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+        self._averages.begin()
         found = parameter()
         assert found is not None
         self._aside.setdefault(id(found), found.grad)  # a backward inside of another may have been here
@@ -221,50 +236,174 @@ class GradientAverage:
 
     def _after(self, parameter: Tensor) -> None:
         """Called when a parameter's gradient of this backward is complete."""
-        if parameter.grad is None:
+        if parameter.grad is None or self._averages.is_paused:
             return
-        bucket = self._bucket_of[id(parameter)]
-        if bucket.work is not None:
-            got = "a part of a gradient after the others had been averaged"
-            fix = "checkpoint with use_reentrant=False: it has no backward inside of backward"
-            raise InputError(explain("backward", "one gradient of every parameter", got, fix))
-        part = bucket.grads.get(id(parameter))
-        bucket.grads[id(parameter)] = parameter.grad if part is None else part + parameter.grad
+        part = self._grads.get(id(parameter))
+        self._grads[id(parameter)] = parameter.grad if part is None else part + parameter.grad
         parameter.grad = None
-        if self._starts_early:
-            while self._started < len(self._buckets) and self._buckets[self._started].complete:
-                self._start_next()
 
-    def _start_next(self) -> None:
-        bucket = self._buckets[self._started]
-        call = Call(f"average gradients, bucket {self._started}", self._backwards)
-        bucket.start(self._comm, call, with_weights=self._backwards % COMPARE_EVERY == 0)
-        assert bucket.flat is not None
-        count_reduction(bucket.flat.nbytes, self._comm.size, self.telemetry)
-        self._started += 1
+    @property
+    def is_used(self) -> bool:
+        """Whether a parameter has a gradient in this backward, on this rank."""
+        return bool(self._grads)
 
-    def _finish(self) -> None:
-        """At the end of backward: start the remaining buckets, wait for all, and add to the accumulated gradients."""
-        aside = self._aside
-        self._aside = {}
-        self._running = False
+    @property
+    def was_only_read(self) -> bool:
+        """Whether gradients were computed for ``torch.autograd.grad``, and not for ``.grad``."""
+        return bool(self._aside) and not self._grads
+
+    def start(self, comm: Comm) -> None:
+        """Start to average the gradients of this backward."""
+        with_weights = compares_weights(self._backwards)
+        for number, buffer in enumerate(self._buffers):
+            call = Call(f"average gradients of module {self._number}, buffer {number}", self._backwards)
+            num_bytes = buffer.start(comm, call, self._grads, with_weights=with_weights)
+            count_reduction(num_bytes, comm.size, self.telemetry)
+
+    def finish(self, size: int) -> None:
+        """Add the averages to the accumulated gradients."""
         try:
-            if not any(bucket.grads or bucket.work for bucket in self._buckets):
-                got = "some, whose gradients would be this rank's own"
-                fix = "call loss.backward() and read p.grad"
-                raise InputError(explain("torch.autograd.grad", "no parameters of a wrapped model", got, fix))
-            while self._started < len(self._buckets):
-                self._start_next()
-            for bucket in self._buckets:
-                for parameter, average in bucket.finish(self._comm.size, self._checks, self._backwards):
-                    before = aside.pop(id(parameter), parameter.grad)
-                    parameter.grad = average if before is None else before.add_(average)
+            for buffer in self._buffers:
+                for parameter, average in buffer.finish(size, self._checks, self._backwards, self._grads):
+                    before = self._aside.pop(id(parameter), parameter.grad)
+                    grad = self._grads.get(id(parameter))
+                    if grad is not None and grad.requires_grad:  # backward(create_graph=True)
+                        with torch.enable_grad():
+                            average = _FirstOrder.apply(average, grad)  # type: ignore[no-untyped-call]
+                            parameter.grad = average if before is None else before + average
+                    else:
+                        parameter.grad = average if before is None else before.add_(average)
         finally:
-            self._started = 0
             self._backwards += 1
-            for parameter in self.parameters:
-                if id(parameter) in aside:
-                    parameter.grad = aside[id(parameter)]
+            self.recover()
+
+
+class _FirstOrder(torch.autograd.Function):
+    """An averaged gradient in ``backward(create_graph=True)``; second derivatives are not computed over the ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, average: Tensor, grad: Tensor) -> Tensor:
+        return average.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[None, None]:
+        fix = "leave the term with p.grad out of the loss, or train on one process"
+        raise InputError(explain("backward", "first derivatives on several ranks", "a gradient of a gradient", fix))
+
+
+class BackwardCheck(Protocol):
+    """Looks at the first backwards of a loop (``nn.checks.first_backward``)."""
+
+    def in_backward(self) -> None:
+        """Called once in every backward, when it begins. A collective."""
+
+
+class Averages:
+    """The averages of all that is wrapped on a mesh; see the module."""
+
+    def __init__(self, comm: Comm, control: Comm) -> None:
+        self.size = comm.size
+        self.check: BackwardCheck | None = None
+        """In the first steps of a loop."""
+        self.warned: set[str] = set()
+        """What a user was told once."""
+        self.checks = DeferredChecks()
+        """Of the heads and parameters beside the models."""
+        self.heads: WeakSet[Module] = WeakSet()
+        """The modules beside the models."""
+        self.is_paused = False
+        """Whether gradients are left as they are: while one rank computes alone."""
+        self._comm = comm
+        self._control = control
+        self._slots: list[ref[GradientAverage]] = []
+        self._is_running = False
+
+    def add(self, average: GradientAverage) -> int:
+        """Give an average its number, the same on every rank: all of them wrap the same in the same order."""
+        self._slots.append(ref(average))
+        return len(self._slots) - 1
+
+    @property
+    def wrapped(self) -> Iterator[GradientAverage]:
+        """Those that exist."""
+        return (average for slot in self._slots if (average := slot()) is not None)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave gradients as they are inside this context, in which this rank computes alone."""
+        before = self.is_paused
+        self.is_paused = True
+        try:
+            yield
+        finally:
+            self.is_paused = before
+
+    def begin(self) -> None:
+        """Called in backward by losses of all ranks and by the parameters; the first call queues the end."""
+        if self._is_running or self.is_paused:
+            return
+        if self.check is not None:
+            self.check.in_backward()
+        self._is_running = True
+        torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+
+    def recover(self) -> None:
+        """Forget a backward that failed: called by forwards, of which some are inside of backward (checkpoints)."""
+        if torch._C._current_graph_task_id() == -1:
+            self._is_running = False
+            for average in self.wrapped:
+                average.recover()
+
+    @torch.no_grad()
+    def _finish(self) -> None:
+        """At the end of backward, on every rank."""
+        self._is_running = False
+        if self.size == 1:
+            return
+        self.checks.begin_forward()
+        if any(average.was_only_read for average in self.wrapped):
+            for average in self.wrapped:
+                average.recover()
+            fix = "call loss.backward() and read p.grad"
+            got = "some, whose gradients would be this rank's own"
+            raise InputError(explain("torch.autograd.grad", "no parameters of a wrapped model", got, fix))
+        used = self._used()
+        for average in used:
+            average.start(self._comm)
+        for average in used:
+            average.finish(self.size)
+
+    def _used(self) -> list[GradientAverage]:
+        """Those whose parameters have a gradient on any rank. A collective if there are several."""
+        slots = [slot() for slot in self._slots]
+        sizes = [0 if each is None else sum(p.numel() for p in each.parameters) for each in slots]
+        counts = [float(each is not None and each.is_used) for each in slots]
+        if len(slots) > 1:
+            summed = torch.tensor([*counts, *map(float, sizes)], dtype=torch.float64)
+            self._control.all_reduce(Call("find what has gradients"), summed).wait()  # all ranks: every backward
+            counts, sums = summed.view(2, -1).tolist()
+            for number, (count, mine, total) in enumerate(zip(counts, sizes, sums, strict=True)):
+                if count and total != mine * self.size:
+                    fix = "wrap the same models and heads on every rank, and freeze their parameters on all ranks"
+                    got = f"{mine} here, {total / self.size:g} on average"
+                    expected = f"as many trained numbers in wrapped module {number} on every rank"
+                    raise RankFaultError(explain("averaged gradients", expected, got, fix))
+            return [each for each, count in zip(slots, counts, strict=True) if each is not None and count]
+        return [each for each in slots if each is not None]
+
+
+def compares_weights(backward: int) -> bool:
+    """Whether ranks compare their weights in a backward, by its number."""
+    return backward < _ALWAYS_COMPARED or backward % COMPARE_EVERY == 0
+
+
+def averages_of(mesh: Mesh) -> Averages:
+    """The averages of all that is wrapped on a mesh."""
+    if not mesh.averages:
+        mesh.averages.append(Averages(mesh.gradients, mesh.control))
+    found = mesh.averages[0]
+    assert isinstance(found, Averages)
+    return found
 
 
 def _weakly(method: Callable[..., None]) -> Callable[..., None]:
@@ -277,22 +416,6 @@ def _weakly(method: Callable[..., None]) -> Callable[..., None]:
             found(*args)
 
     return call
-
-
-def _fill_buckets(parameters: list[Parameter], most_bytes: int | None) -> list[list[Parameter]]:
-    """Parameters in reverse order, a bucket for every element type and about ``most_bytes``."""
-    buckets: list[list[Parameter]] = []
-    fill: dict[Any, tuple[list[Parameter], int]] = {}
-    for parameter in reversed(parameters):
-        kind = (parameter.dtype, parameter.device)
-        bucket, size = fill.get(kind, ([], 0))
-        if not bucket or (most_bytes is not None and size + parameter.nbytes > most_bytes):
-            bucket = []
-            size = 0
-            buckets.append(bucket)
-        bucket.append(parameter)
-        fill[kind] = (bucket, size + parameter.nbytes)
-    return buckets
 
 
 def _differing(sums: list[float], tolerance: float) -> dict[int, str]:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Module, Parameter
 from torch.nn.parameter import UninitializedParameter
 
 from gsplit.device.devices import fork_random_states
@@ -43,6 +43,8 @@ from gsplit.nn.checks.toy import PAIR_KINDS, ExampleInput, ToyLinkBatch, Toys
 from gsplit.nn.checks.toy_typed import TypedExample
 from gsplit.nn.forward_pass import ForwardPass
 from gsplit.nn.forward_plan import ForwardPlan, RowSpace
+from gsplit.nn.gradients import averages_of
+from gsplit.nn.heads import wrap_head
 from gsplit.nn.layers import layers_of
 from gsplit.nn.runtime import Runtime, install_runtime, last_template, remove_runtime, runtime_of
 from gsplit.nn.wrappers_and_hooks import check_wrappers
@@ -59,7 +61,7 @@ __all__ = [
     "override_forward_pass",
 ]
 
-M = TypeVar("M", bound=Module)
+M = TypeVar("M", bound=Module | Parameter)
 T = TypeVar("T")
 
 
@@ -224,9 +226,11 @@ def _example_of(
     )
 
 
-def _broadcast_weights(model: Module, mesh: Mesh) -> None:
+def _broadcast_weights(model: Module | Parameter, mesh: Mesh) -> None:
     """Give every rank rank 0's parameters and buffers. A collective."""
-    tensors: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    tensors: dict[str, Tensor] = {"the parameter": model} if isinstance(model, Tensor) else {}
+    if isinstance(model, Module):
+        tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     assert_same_on_all_ranks(
         mesh.control, "parallelize", {name: [str(t.dtype), list(t.shape)] for name, t in tensors.items()}
     )
@@ -270,6 +274,7 @@ def count_evaluation(model: Module) -> None:
 def finish_checks(model: Module) -> None:
     """Run the checks of values that a device has not delivered yet; waits for it."""
     runtime_of(model).checks.finish()
+    averages_of(mesh_of(model)).checks.finish()
 
 
 @contextmanager
@@ -297,6 +302,10 @@ def parallelize(
 ) -> M:
     """Make a PyG model run on mini-batches of ``mesh``; returns the model, changed in place. A collective.
 
+    A module without message passing, such as a head that is trained behind the model, and a single parameter are taken,
+    too: every rank gets rank 0's weights, and their gradients are averaged with the model's. The other arguments are
+    for models.
+
     Every rank starts from rank 0's weights. The model is then called with ``(batch.x, batch.edge_index)``, with
     ``batch.edge_weight`` or ``batch.edge_attr`` where it takes them, or with ``(batch)``. The widths of rows and edges
     are needed only if no module of the model declares them. A model that decodes pairs itself takes the batch and calls
@@ -313,7 +322,19 @@ def parallelize(
     outputs and gradients of all ranks are compared with those of one process, on small mini-batches, and a difference
     raises; a number: also before every so many mini-batches; 0: never (docs/verify.md).
     """
+    if isinstance(model, Parameter):
+        if model.device != mesh.device:
+            fix = "make it there: torch.nn.Parameter(torch.ones(1, device=mesh.device))"
+            raise InputError(explain("parallelize", f"a parameter on {mesh.device}", model.device, fix))
+        wrap_head(model, mesh)
+        _broadcast_weights(model, mesh)
+        return model
     check_wrappers(model)
+    if not layers_of(model):
+        model.to(mesh.device)
+        wrap_head(model, mesh)
+        _broadcast_weights(model, mesh)
+        return model
     step_check = OneProcessCheck(verify_every)
     model.to(mesh.device)
     store = None if graph is None else as_graph_store(graph)
@@ -331,6 +352,7 @@ def parallelize(
         _make_sizes(model, runtime, like)
         _make_plan(model, runtime, like)
         _broadcast_weights(model, mesh)
+        runtime.follow(model)
     except BaseException:
         remove_runtime(model)
         raise

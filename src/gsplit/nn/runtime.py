@@ -28,7 +28,7 @@ from gsplit.nn.calls import CallTemplate, LayerCall, template_of, tensors_of
 from gsplit.nn.forward_pass import ForwardPass
 from gsplit.nn.forward_plan import ForwardPlan, check_batch
 from gsplit.nn.function_mode import ForwardPassMode, remove_interrupted
-from gsplit.nn.gradients import GradientAverage
+from gsplit.nn.gradients import GradientAverage, averages_of
 from gsplit.nn.layers import layers_of
 from gsplit.nn.split_forward import SplitForward, install_forward, remove_forward
 from gsplit.nn.wrappers_and_hooks import OwnHook, check_callers
@@ -122,10 +122,12 @@ class StepCheck(Protocol):
     def compare(self, model: Module, batch: Batch, loss_of: Callable[[Module, Batch], Tensor] | None) -> str:
         """Compare now; returns the reason if that is not possible."""
 
-    def before_forward(self, model: Module, runtime: "Runtime", batch: Batch, template: CallTemplate | None) -> None:
+    def before_forward(
+        self, model: Module, runtime: "Runtime", batch: Batch, call: LayerCall, template: CallTemplate | None
+    ) -> None:
         """Called before every forward on a batch with gradients."""
 
-    def after_forward(self, model: Module, batch: Batch) -> None:
+    def after_forward(self, batch: Batch, out: Any) -> None:
         """Called after every forward on a batch with gradients."""
 
     def count_evaluation(self) -> None:
@@ -151,11 +153,11 @@ class Runtime:
         self.status = ""
         """``ModelStatus`` of the last forward with gradients on several ranks."""
         self._open: list[tuple[ForwardPass, ForwardPassMode] | None] = []
-        self._gradients: GradientAverage | None = None
         self._status = ModelStatus()
         self._parts = ModelParts()
         self.checks = DeferredChecks()
         """Checks of values on a device, which arrive after the forward or backward that makes them."""
+        self._gradients = None if mesh is None else GradientAverage(averages_of(mesh), self.checks)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Runtime":
         copied = Runtime(self.plan, self.mesh)
@@ -259,17 +261,13 @@ class Runtime:
         if torch._C._current_graph_task_id() != -1:
             fix = "leave the wrapped model out of torch.utils.checkpoint"
             raise InputError(explain("the model", "a forward outside of backward", "activation checkpointing", fix))
-        if mesh.size == 1:
-            return
-        trained = [p for p in self.parameters(model) if p.requires_grad]
-        average = self._gradients
-        if average is not None:
-            average.recover()
-            if average.averages(trained):
-                average.refuse_other_hooks()
-                return
-            average.detach()
-        self._gradients = GradientAverage(trained, mesh.gradients, self.checks, next(mesh.model_numbers))
+        averages_of(mesh).recover()
+        self.follow(model)
+
+    def follow(self, model: Module) -> None:
+        """Average the gradients of the parameters that are trained now."""
+        assert self._gradients is not None
+        self._gradients.follow([p for p in self.parameters(model) if p.requires_grad])
 
     def release(self) -> None:
         """Remove the hooks on the parameters."""
@@ -291,7 +289,7 @@ class _EnterModel(_RuntimeHook):
         if batch is not None and self.runtime.override is None and torch.is_grad_enabled():
             template = template_of((args, kwargs), batch)  # before torch functions are intercepted
             if self.runtime.step_check is not None:
-                self.runtime.step_check.before_forward(module, self.runtime, batch, template)
+                self.runtime.step_check.before_forward(module, self.runtime, batch, (args, kwargs), template)
         self.runtime.open(module, batch)
         self.runtime.template = template
 
@@ -309,9 +307,9 @@ class _LeaveModel(_RuntimeHook):
         if torch.is_grad_enabled():
             for tensor in tensors_of(out):
                 if tensor.requires_grad and not tensor.is_leaf:
-                    tensor.register_hook(batch.context.guard.check)
+                    tensor.register_hook(batch.context.guard.require_reached)
             if self.runtime.step_check is not None:
-                self.runtime.step_check.after_forward(module, batch)
+                self.runtime.step_check.after_forward(batch, out)
         return out
 
 

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count, groupby
+from typing import Protocol
 
 import torch
 
@@ -74,6 +75,13 @@ class _LoadingPool:
         return self.comms[number]
 
 
+class GradientAverages(Protocol):
+    """Averages gradients over the ranks of a mesh after a backward."""
+
+    def begin(self) -> None:
+        """Called in backward wherever it reaches a loss of all ranks."""
+
+
 @dataclass(frozen=True, repr=False)
 class Mesh:
     """A rank's place among the others, its devices and its groups.
@@ -104,10 +112,10 @@ class Mesh:
     replica: int = 0
     num_replicas: int = 1
     sample_device: torch.device = _HOST
-    model_numbers: Iterator[int] = field(default_factory=count, compare=False)
-    """A number for every model wrapped on this mesh; the same on every rank, as all wrap them in the same order."""
+    averages: list[GradientAverages] = field(default_factory=list, compare=False)
+    """What averages the gradients of all that is wrapped on this mesh, once something is (``nn.gradients``)."""
     loader_numbers: Iterator[int] = field(default_factory=count, compare=False)
-    """The same for loaders."""
+    """A number for every loader; the same on every rank, as all make them in the same order."""
     connection: Connection | None = field(default=None, compare=False)
     """The process groups, which closing the mesh leaves; None for one process."""
     loading_pool: _LoadingPool = field(default_factory=_LoadingPool, compare=False)

@@ -17,7 +17,7 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from copy import copy, deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -35,10 +35,12 @@ from gsplit.distributed.comm.comm import Call
 from gsplit.distributed.comm.mesh import Mesh, solo_mesh
 from gsplit.errors import InputError, explain
 from gsplit.keys import kernels_torch
-from gsplit.minibatch.batch import Batch, LossGuard
+from gsplit.minibatch.batch import Batch
 from gsplit.minibatch.link_batch import LinkBatch
 from gsplit.minibatch.typed_batch import TypedLinkBatch
-from gsplit.nn.calls import CallTemplate, dtype_of, tensors_of
+from gsplit.nn.calls import CallTemplate, LayerCall, dtype_of, tensors_of
+from gsplit.nn.checks.first_backward import FirstBackward
+from gsplit.nn.gradients import averages_of
 from gsplit.nn.layers import layers_of
 from gsplit.nn.runtime import Runtime, runtime_of
 from gsplit.nn.wrappers_and_hooks import OwnHook
@@ -53,6 +55,8 @@ _COARSE = 5e-2  # in half precision
 _MOST_BYTES = 1 << 28
 """Size of the parameters up to which their copies are in float64."""
 _MOST_CHARACTERS = 500
+_NUM_WATCHED = 2
+"""Forwards of a loop whose backward is looked at: the second one sees what the loop has kept from the first."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -155,6 +159,7 @@ class OneProcessCheck:
         self._compared: set[str] = set()
         self._evaluations = 0
         self._is_running = False
+        self._watches = True  # the steps that are compared, because they have the loss of training
 
     def set_interval(self, every: int | None) -> None:
         if every is not None and every < 0:
@@ -179,38 +184,55 @@ class OneProcessCheck:
         if self._evaluations == 1:
             self._compared.clear()
 
-    def before_forward(self, model: Module, runtime: Runtime, batch: Batch, template: CallTemplate | None) -> None:
-        """Called before every forward on a batch with gradients. A collective if the comparison is due."""
+    def before_forward(
+        self, model: Module, runtime: Runtime, batch: Batch, call: LayerCall, template: CallTemplate | None
+    ) -> None:
+        """Called before every forward on a batch with gradients. A collective if a check is due."""
         mesh = runtime.mesh
-        if self._every == 0 or self._is_running or mesh is None or mesh.size == 1:
+        if self._every == 0 or mesh is None:
             return
+        if self._is_running:
+            is_due = self._watches and mesh.size > 1
+        else:
+            number = self._num_batches
+            self._num_batches += 1
+            is_due = mesh.size > 1 and self._compare_if_due(model, runtime, batch, template, number)
+            is_due = (is_due or number < _NUM_WATCHED) and (self._loss_of is None or mesh.size == 1)
+        current = averages_of(mesh).check
+        if isinstance(current, FirstBackward) and current.before_forward(batch, call):
+            return  # of another model in the same step
+        if is_due:
+            FirstBackward(mesh).before_forward(batch, call)
+
+    def _compare_if_due(
+        self, model: Module, runtime: Runtime, batch: Batch, template: CallTemplate | None, number: int
+    ) -> bool:
+        """Compare the step that follows with one process if that is due; whether it is. A collective."""
+        mesh = runtime.mesh
+        assert mesh is not None
         status = runtime.status  # of the forward before, which ranks have compared
-        number = self._num_batches
-        self._num_batches += 1
         if number == 0:  # all ranks: their first forward
             status = runtime.describe_status(model)
             text = f"{status}, {batch.key}, loader {batch.context.loader}"
             if len(set(mesh.control.gather_text(Call("compare ranks before the first step"), text))) > 1:
-                return  # the next collectives tell in what they differ
-        is_due = status not in self._compared or (self._every is not None and number % self._every == 0)
-        if is_due:
-            self._compared.add(status)
+                return False  # the next collectives tell in what they differ
+        if status in self._compared and not (self._every is not None and number % self._every == 0):
+            return False
+        self._compared.add(status)
+        self._watches = self._loss_of is not None
+        try:
             reason = self.compare(model, batch, self._loss_of or _called_by(template))
-            if reason and mesh.rank == 0:
-                _LOG.warning("the first step of the model was not compared with one process: %s", reason)
-            if self._loss_of is None:
-                batch.context.guard.control = mesh.control
+        finally:
+            self._watches = True
+        if reason and mesh.rank == 0:
+            _LOG.warning("the first step of the model was not compared with one process: %s", reason)
+        return True
 
-    def after_forward(self, model: Module, batch: Batch) -> None:
-        """In the first step of a loop whose loss is not known: check in backward what the model has kept."""
-        if batch.context.guard.control is None:
-            return
-        for path, module in model.named_modules():
-            for name, value in vars(module).items():
-                if isinstance(value, Tensor) and value.grad_fn is not None:
-                    kept = f"{path}.{name}" if path else name
-                    hook = partial(_check_kept, kept, value.grad_fn, batch.context.guard)
-                    batch.context.guard.hooks.append(value.register_hook(hook))
+    def after_forward(self, batch: Batch, out: Any) -> None:
+        """Called after every forward on a batch with gradients."""
+        check = averages_of(batch.context.mesh).check
+        if isinstance(check, FirstBackward):
+            check.after_forward(batch, out)
 
     def compare(self, model: Module, batch: Batch, loss_of: LossOfBatch | None) -> str:
         """Compare; every rank raises if there is a difference. ``batch``: one of the loader's. A collective.
@@ -227,37 +249,14 @@ class OneProcessCheck:
         if loss_of is None:
             return "it was called with tensors that are not of the mini-batch"
         loss_fn = self._loss_fn if loss_of == self._loss_of else loss_of
+        averages = averages_of(mesh)
+        before, averages.check = averages.check, None  # of another model in this step
         self._is_running = True
         try:
             return _Comparison(model, runtime, mesh, lambda alone: make(alone=alone), loss_of, loss_fn).run()
         finally:
             self._is_running = False
-
-
-def _check_kept(name: str, node: Any, guard: LossGuard, gradient: Tensor) -> None:
-    """Called with the gradient of a tensor that the model has kept as an attribute.
-
-    It may be in the loss only through ``batch.mean`` or ``batch.sum``. This cannot be told of a tensor from which the
-    outputs are computed, unless the loss has neither of them.
-    """
-    guard.check(gradient)
-    summed = _nodes_below(guard.summed)
-    if node not in summed and any(each.next_functions and each in summed for each in _nodes_below([node])):
-        got = f"{name}, a value of this rank's rows that the model keeps"
-        fix = "keep one value per target, and add it inside: batch.mean(loss + model.kept), or leave it out"
-        raise InputError(explain("backward", "a loss whose terms are from batch.mean or batch.sum", got, fix))
-
-
-def _nodes_below(nodes: list[Any]) -> set[Any]:
-    """Nodes of autograd, and those that their values were computed by, up to sums over all ranks."""
-    found: set[Any] = set()
-    waiting = list(nodes)
-    while waiting:
-        node = waiting.pop()
-        if node is not None and node not in found and type(node).__name__ != "_GlobalSumBackward":
-            found.add(node)
-            waiting += [below for below, _ in node.next_functions]
-    return found
+            averages.check = before
 
 
 def _called_by(template: CallTemplate | None) -> LossOfBatch | None:
@@ -353,7 +352,8 @@ class _Comparison:
         """The steps with copies of weights and buffers, on the ranks or on one process."""
         mesh = solo_mesh(self.mesh.device) if alone else self.mesh
         copied = _copied_state(_owners(self.model, self.loss_fn), dtype, self.mesh.device)
-        with copied, self.runtime.on_mesh(mesh), torch.enable_grad():
+        waiting = averages_of(self.mesh).paused() if alone else nullcontext()
+        with waiting, copied, self.runtime.on_mesh(mesh), torch.enable_grad():
             batches = (batch.cast(dtype) for batch in self.batches(alone))
             steps = run_steps(self.model, batches, self.loss_of)
         self.runtime.checks.finish()  # on a device a rank is told later what all of them must raise here
