@@ -8,8 +8,9 @@ import pytest
 import torch
 from one_process_programs import (
     CASES,
+    RIGHT,
     between_evaluations,
-    encoders_of_pairs,
+    encoders,
     is_forgotten,
     losses_of_a_trainer,
     run_cases,
@@ -22,7 +23,7 @@ from gsplit_bench.ranks import run_ranks
 
 @pytest.fixture(scope="module")
 def said() -> dict[int, list[dict[str, str | None]]]:
-    return {size: run_ranks(run_cases, size, list(CASES), timeout_s=300.0) for size in (2, 3)}
+    return {size: run_ranks(run_cases, size, timeout_s=300.0) for size in (2, 3)}
 
 
 @pytest.mark.timeout(400)
@@ -35,6 +36,12 @@ def test_what_is_silently_wrong_is_named_on_every_rank(name: str, said: dict[int
                 assert found[name] is None
             else:
                 assert re.search(wanted, found[name] or "nothing", re.DOTALL), found[name]
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("name", RIGHT)
+def test_what_is_right_is_compared_and_not_refused(name: str, said: dict[int, list[dict[str, str | None]]]) -> None:
+    assert [found[name] for of_ranks in said.values() for found in of_ranks] == [None] * 5
 
 
 @pytest.mark.timeout(200)
@@ -82,9 +89,9 @@ def test_the_loss_of_a_trainer_and_that_of_verify_step_are_compared() -> None:
 
 
 @pytest.mark.timeout(200)
-def test_encoders_of_pairs_are_compared_in_loops() -> None:
-    for found in run_ranks(encoders_of_pairs, 3):
-        assert len(found) == 4
+def test_encoders_of_types_and_of_pairs_are_compared_in_loops() -> None:
+    for found in run_ranks(encoders, 3):
+        assert len(found) == 5
         for kind, right, wrong in found:
             assert right is None, (kind, right)
             assert "expected the loss and the gradients of one process" in (wrong or "nothing"), kind

@@ -65,6 +65,8 @@ class LossGuard:
         """Ranks that compare their losses in backward: in the first step, if only the loop knows its loss."""
         self.summed: list[Any] = []
         """The nodes of autograd whose values were given to ``mean`` and ``sum``, if losses are compared."""
+        self.factor: int | None = None
+        """Of gradients, in place of the number of ranks: in a comparison with one process."""
         self.hooks: list[RemovableHandle] = []
         """On tensors that the model keeps, if losses are compared."""
 
@@ -109,7 +111,7 @@ class _GlobalSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, comm: Comm, call: Call, guard: LossGuard) -> Tensor:
         ctx.shape = rows.shape
-        ctx.size = comm.size
+        ctx.size = guard.factor or comm.size
         ctx.guard = guard
         total = rows.sum() if rows.dim() == 1 else rows.sum(0)
         comm.all_reduce(call, total).wait()  # all ranks: every rank calls batch.mean or batch.sum

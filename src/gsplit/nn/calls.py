@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from inspect import Parameter
 from typing import Any
@@ -230,10 +230,15 @@ def substitute(call: LayerCall, rows: Any, edges: Any, weights: Any, attr: Any, 
 
 
 def tensors_of(out: Any) -> Iterator[Tensor]:
-    """All tensors of a model's output."""
+    """All tensors of a model's output: a tensor, or a tree of dicts, tuples, lists and dataclasses."""
     if isinstance(out, Tensor):
         yield out
-    elif isinstance(out, dict):
-        yield from (tensor for value in out.values() for tensor in tensors_of(value))
+        return
+    values: Iterable[Any] = ()
+    if isinstance(out, dict):
+        values = out.values()
     elif isinstance(out, tuple | list):
-        yield from (tensor for value in out for tensor in tensors_of(value))
+        values = out
+    elif is_dataclass(out) and not isinstance(out, type):
+        values = [getattr(out, each.name) for each in fields(out)]
+    yield from (tensor for value in values for tensor in tensors_of(value))

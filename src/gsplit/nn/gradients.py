@@ -98,8 +98,8 @@ class _Bucket:
             self._tail = tail
         return tail
 
-    def finish(self, size: int, checks: DeferredChecks, backward: int) -> list[tuple[Parameter, Tensor]]:
-        """The averaged gradients of all parameters that had one on any rank. ``backward``: its number."""
+    def finish(self, size: int, checks: DeferredChecks, backward: int, factor: int) -> list[tuple[Parameter, Tensor]]:
+        """The gradients, over ``factor``, of all parameters that had one on any rank. ``backward``: its number."""
         assert self.work is not None and self.flat is not None
         self.work.wait()
         sizes = [*(p.numel() for p in self.parameters), len(self.parameters)]
@@ -112,7 +112,7 @@ class _Bucket:
         self.work = None
         self.grads = {}
         return [
-            (p, piece.view_as(p).div_(size))
+            (p, piece.view_as(p).div_(factor))
             for p, piece, is_present in zip(self.parameters, pieces, present, strict=True)
             if is_present
         ]
@@ -148,6 +148,8 @@ class GradientAverage:
         self._checks = checks
         self.telemetry = StepTelemetry()
         """Of the batch of the newest forward, in which the averaging is counted."""
+        self.factor: int | None = None
+        """``LossGuard.factor`` of that batch."""
         self._starts_early = comm.device.type == "cpu"
         buckets = enumerate(_fill_buckets(parameters, BUCKET_BYTES if self._starts_early else None))
         first_tag = _TAGS_PER_MODEL * number
@@ -256,7 +258,9 @@ class GradientAverage:
             while self._started < len(self._buckets):
                 self._start_next()
             for bucket in self._buckets:
-                for parameter, average in bucket.finish(self._comm.size, self._checks, self._backwards):
+                for parameter, average in bucket.finish(
+                    self._comm.size, self._checks, self._backwards, self.factor or self._comm.size
+                ):
                     before = aside.pop(id(parameter), parameter.grad)
                     parameter.grad = average if before is None else before.add_(average)
         finally:

@@ -189,6 +189,7 @@ class Runtime:
             self._average_gradients(model, self.mesh)
             if self._gradients is not None:
                 self._gradients.telemetry = batch.telemetry
+                self._gradients.factor = batch.context.guard.factor
             self._attach_status(model, batch, self.mesh)
         mode = ForwardPassMode(forward_pass, sys._getframe(2))  # which calls the hook, then the forward
         forward_pass.interception = mode.resumed
