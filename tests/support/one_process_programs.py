@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import LSTM, BatchNorm1d, Dropout, Identity, Linear, Module, Parameter, ParameterList, ReLU, Sequential
+from torch.nn.utils import parametrizations, spectral_norm
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing, SAGEConv
@@ -272,6 +273,26 @@ class RowWise(Module):
         return self.function(h)
 
 
+class Annealed(Module):
+    """Counts its calls in a buffer."""
+
+    step: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("step", torch.zeros(()))
+
+    def forward(self, h: Tensor) -> Tensor:
+        self.step += 1
+        return h * (1 + 0.1 * self.step)
+
+
+def _normed_layer() -> Net:
+    net = Net()
+    parametrizations.spectral_norm(net.first.get_submodule("lin_l"))
+    return net
+
+
 class LowLinear(Linear):
     """Multiplies in a lower type."""
 
@@ -391,7 +412,9 @@ CASES = {
     ),
     "the same, switched on later, without `verify_every`": Case(lambda: Net(Gate()), None, before=_open_gate_later),
     "a running mean kept as a plain attribute": Case(lambda: Net(RunningMean()), _OUTPUTS, before=_fast),
-    "rows kept from the last call": Case(lambda: Net(RowState()), _OUTPUTS),
+    "rows kept from the last call": Case(
+        lambda: Net(RowState()), "the model: expected the same outputs for the same mini-batch"
+    ),
     "a layer chooses edges by the order of rows": Case(
         lambda: Net(layer=AscendingEdges), rf"{_DIFFERS} .*the outputs of first are the first to differ"
     ),
@@ -434,6 +457,12 @@ RIGHT = {
     "a layer in float32": Case(lambda: Net(LowLinear(torch.float32)), None),
     "a layer in bfloat16": Case(lambda: Net(LowLinear(torch.bfloat16)), None),
     "tables among the outputs": Case(Tables, None, _mean_of_first),
+    "spectral norm": Case(lambda: Net(spectral_norm(Linear(HIDDEN, HIDDEN))), None),
+    "spectral norm as a parametrization": Case(
+        lambda: Net(parametrizations.spectral_norm(Linear(HIDDEN, HIDDEN))), None
+    ),
+    "spectral norm inside a layer": Case(_normed_layer, None),
+    "steps counted in a buffer": Case(lambda: Net(Annealed()), None),
 }
 """Models that are exact on several ranks, and must be compared and not refused."""
 
@@ -462,17 +491,18 @@ def train(mesh: Mesh, case: Case, steps: int = 6, verify_every: int | None = Non
     return losses
 
 
-def run_cases(mesh: Mesh) -> dict[str, str | None]:
-    """What is said about every case, wrong and right; None if nothing is."""
+def run_cases(mesh: Mesh) -> tuple[dict[str, str | None], dict[str, list[float]]]:
+    """What is said about every case, wrong and right, or None; and the losses of those that nothing is said about."""
     found: dict[str, str | None] = {}
+    losses: dict[str, list[float]] = {}
     for name, case in (CASES | RIGHT).items():
         try:
             with counted() as comparisons:
-                train(mesh, case, verify_every=case.verify_every)
+                losses[name] = train(mesh, case, verify_every=case.verify_every)
             found[name] = None if comparisons else "not compared"
         except (gsplit.InputError, AssertionError) as error:  # the latter: not compared
             found[name] = str(error)
-    return found
+    return found, losses
 
 
 class Steps(Module):

@@ -140,6 +140,9 @@ def call_model(model: Module, batch: Batch, *, takes_edge_attr: bool = False) ->
         for name, value in _edge_values(model, batch, required, takes_edge_attr).items()
         if name in signature.parameters
     }
+    if second is not None and required - values.keys() == {"edge_attr"}:
+        fix = "give it, gsplit.parallelize(model, mesh, num_edge_features=...), and a graph with edge features"
+        raise InputError(explain("the model's edge_attr", "edge features of a known width", "no width", fix))
     if second is None or required - values.keys():
         expected = "(x, edge_index), with edge_weight or edge_attr if the batch has them, or (batch)"
         fix = "give other arguments a default, or take the batch and read from it what the model needs"
