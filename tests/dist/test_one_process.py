@@ -13,6 +13,7 @@ from one_process_programs import (
     encoders,
     is_forgotten,
     losses_of_a_trainer,
+    not_compared,
     run_cases,
     states,
     train,
@@ -76,6 +77,23 @@ def test_when_steps_are_compared() -> None:
             f"every 4: {whole}",
             f"evaluating: {whole}, {whole}",  # one of every 4 steps, and one step after the mode has changed
         ]
+
+
+@pytest.mark.timeout(200)
+def test_what_a_loop_has_not_compared_is_told_once_with_the_call_that_compares_it() -> None:
+    first, second = run_ranks(not_compared, 2)
+    reasons = {
+        "tensor": "tensors that are not the mini-batch's",
+        "loader": "does not exist",
+        "memory": "at most .* bytes",
+    }
+    assert first.keys() == reasons.keys()
+    for kind, lines in first.items():
+        (line,) = lines
+        assert re.search(rf"not compared with one process: .*{reasons[kind]}", line), line
+        assert line.endswith("gsplit.verify_step(model, loss_of, batch)")
+        assert "\n" not in line
+        assert second[kind] == []
 
 
 @pytest.mark.timeout(200)

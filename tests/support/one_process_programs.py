@@ -1,6 +1,7 @@
 """Models and loops that are silently wrong on several ranks, for the comparison with one process (docs/verify.md)."""
 
 import gc
+import logging
 import random
 import weakref
 from collections import Counter
@@ -11,6 +12,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -25,6 +27,7 @@ from typed_link_programs import link_store as typed_link_store
 
 import gsplit
 from gsplit.distributed.comm.mesh import Mesh
+from gsplit.loading import batch_loader
 from gsplit.minibatch.batch import Batch
 from gsplit.nn.calls import tensors_of
 from gsplit.nn.checks.one_process import LossOfBatch, OneProcessCheck
@@ -38,6 +41,7 @@ __all__ = [
     "encoders",
     "is_forgotten",
     "loader",
+    "not_compared",
     "losses_of_a_trainer",
     "run_cases",
     "states",
@@ -677,6 +681,38 @@ def is_forgotten(mesh: Mesh) -> list[bool]:
         del model, batches, batch, losses, loss
         gc.collect()
         found.append(all(parameter() is None for parameter in parameters))
+    return found
+
+
+class Scaled(Net):
+    """Takes one more tensor, which is not the mini-batch's."""
+
+    def forward(self, x: Tensor, edge_index: Any, scale: Tensor | None = None) -> Tensor:
+        out = super().forward(x, edge_index)
+        return out if scale is None else out * scale
+
+
+def not_compared(mesh: Mesh) -> dict[str, list[str]]:
+    """What this rank says in loops that ask for a comparison of every step, of which none is possible."""
+    found: dict[str, list[str]] = {}
+    listener = logging.Handler(logging.WARNING)
+    logger = logging.getLogger("gsplit.nn.checks.one_process")
+    logger.addHandler(listener)
+    for kind in ("tensor", "loader", "memory"):
+        said = found[kind] = []
+        listener.emit = lambda record, said=said: said.append(record.getMessage())  # type: ignore[method-assign, misc]
+        model = gsplit.parallelize(Scaled(), mesh, num_features=WIDTH, verify_every=1)
+        batches = loader(mesh)
+        made = [batches.make_batch(0, step) for step in range(3)]
+        if kind == "loader":
+            del batches
+        scale = [torch.ones(1)] if kind == "tensor" else []
+        with pytest.MonkeyPatch.context() as patch:
+            if kind == "memory":
+                patch.setattr(batch_loader, "free_bytes", lambda: 8 * (20 * NUM_VERTICES))
+            for batch in made:
+                batch.mean(cross_entropy(model(batch.x, batch.edge_index, *scale), batch)).backward()
+    logger.removeHandler(listener)
     return found
 
 
