@@ -208,7 +208,9 @@ def _all_close(expected: list[Tensor], found: list[Tensor]) -> bool:
     if len(expected) != len(found):
         return False
     for one, other in zip(expected, found, strict=True):
-        scale = float(one.abs().nan_to_num(0.0, 0.0, 0.0).max()) if one.is_floating_point() and one.numel() else 0.0
+        scale = 0.0
+        if one.is_floating_point() and one.numel():
+            scale = float(one.detach().abs().nan_to_num(0.0, 0.0, 0.0).max())
         tolerance = (1e-9 if one.dtype == torch.float64 else 1e-3) * (scale + 1e-3)
         if one.shape != other.shape or not torch.allclose(one, other, rtol=0.0, atol=tolerance, equal_nan=True):
             return False
