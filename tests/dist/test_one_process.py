@@ -8,33 +8,49 @@ import pytest
 import torch
 from one_process_programs import (
     CASES,
+    RIGHT,
     between_evaluations,
-    encoders_of_pairs,
+    encoders,
     is_forgotten,
     losses_of_a_trainer,
+    not_compared,
     run_cases,
     states,
+    train,
     when,
 )
 
+from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit_bench.ranks import run_ranks
+
+Said = tuple[dict[str, str | None], dict[str, list[float]]]
+"""Of ``run_cases``."""
 
 
 @pytest.fixture(scope="module")
-def said() -> dict[int, list[dict[str, str | None]]]:
-    return {size: run_ranks(run_cases, size, list(CASES), timeout_s=300.0) for size in (2, 3)}
+def said() -> dict[int, list[Said]]:
+    return {size: run_ranks(run_cases, size, timeout_s=300.0) for size in (2, 3)}
 
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_silently_wrong_is_named_on_every_rank(name: str, said: dict[int, list[dict[str, str | None]]]) -> None:
+def test_what_is_silently_wrong_is_named_on_every_rank(name: str, said: dict[int, list[Said]]) -> None:
     wanted = CASES[name].message
     for of_ranks in said.values():
-        for found in of_ranks:
+        for found, _ in of_ranks:
             if wanted is None:
                 assert found[name] is None
             else:
                 assert re.search(wanted, found[name] or "nothing", re.DOTALL), found[name]
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("name", RIGHT)
+def test_what_is_right_is_compared_and_not_refused(name: str, said: dict[int, list[Said]]) -> None:
+    of_one = train(solo_mesh(), RIGHT[name])
+    for found, losses in (of_rank for of_ranks in said.values() for of_rank in of_ranks):
+        assert found[name] is None
+        torch.testing.assert_close(losses[name], of_one, rtol=1e-3, atol=0.0)
 
 
 @pytest.mark.timeout(200)
@@ -64,6 +80,23 @@ def test_when_steps_are_compared() -> None:
 
 
 @pytest.mark.timeout(200)
+def test_what_a_loop_has_not_compared_is_told_once_with_the_call_that_compares_it() -> None:
+    first, second = run_ranks(not_compared, 2)
+    reasons = {
+        "tensor": "tensors that are not the mini-batch's",
+        "loader": "does not exist",
+        "memory": "at most .* bytes",
+    }
+    assert first.keys() == reasons.keys()
+    for kind, lines in first.items():
+        (line,) = lines
+        assert re.search(rf"not compared with one process: .*{reasons[kind]}", line), line
+        assert line.endswith("gsplit.verify_step(model, loss_of, batch)")
+        assert "\n" not in line
+        assert second[kind] == []
+
+
+@pytest.mark.timeout(200)
 def test_evaluated_mini_batches_leave_no_comparison_out() -> None:
     assert run_ranks(between_evaluations, 2) == [[0, 2, 4]] * 2
 
@@ -82,9 +115,9 @@ def test_the_loss_of_a_trainer_and_that_of_verify_step_are_compared() -> None:
 
 
 @pytest.mark.timeout(200)
-def test_encoders_of_pairs_are_compared_in_loops() -> None:
-    for found in run_ranks(encoders_of_pairs, 3):
-        assert len(found) == 4
+def test_encoders_of_types_and_of_pairs_are_compared_in_loops() -> None:
+    for found in run_ranks(encoders, 3):
+        assert len(found) == 5
         for kind, right, wrong in found:
             assert right is None, (kind, right)
             assert "expected the loss and the gradients of one process" in (wrong or "nothing"), kind

@@ -1,6 +1,7 @@
 """Models and loops that are silently wrong on several ranks, for the comparison with one process (docs/verify.md)."""
 
 import gc
+import logging
 import random
 import weakref
 from collections import Counter
@@ -11,10 +12,12 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn import LSTM, BatchNorm1d, Dropout, Identity, Linear, Module, Parameter, ReLU, Sequential
+from torch.nn import LSTM, BatchNorm1d, Dropout, Identity, Linear, Module, Parameter, ParameterList, ReLU, Sequential
+from torch.nn.utils import parametrizations, spectral_norm
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing, SAGEConv
@@ -24,17 +27,21 @@ from typed_link_programs import link_store as typed_link_store
 
 import gsplit
 from gsplit.distributed.comm.mesh import Mesh
+from gsplit.loading import batch_loader
 from gsplit.minibatch.batch import Batch
+from gsplit.nn.calls import tensors_of
 from gsplit.nn.checks.one_process import LossOfBatch, OneProcessCheck
 
 __all__ = [
     "CASES",
+    "RIGHT",
     "Case",
     "Net",
     "between_evaluations",
-    "encoders_of_pairs",
+    "encoders",
     "is_forgotten",
     "loader",
+    "not_compared",
     "losses_of_a_trainer",
     "run_cases",
     "states",
@@ -214,6 +221,94 @@ class KeepingNet(Net):
         return out
 
 
+class Outputs(Net):
+    """Returns what a function makes of its output."""
+
+    def __init__(self, arrange: Callable[[Tensor], Any], between: Module | None = None) -> None:
+        super().__init__(between)
+        self.arrange = arrange
+
+    def forward(self, x: Tensor, edge_index: Any) -> Any:
+        return self.arrange(super().forward(x, edge_index))
+
+
+@dataclass
+class Scores:
+    logits: Tensor
+    step: int = 0
+
+
+def _exchanged_if_many(out: Tensor) -> tuple[Tensor, Tensor]:
+    return (2 * out, out) if out.size(0) > 12 else (out, 2 * out)
+
+
+class Tables(Net):
+    """Returns tables with as many rows as the small mini-batches have targets on 2 or 3 ranks, and on one of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = ParameterList(torch.rand(rows, CLASSES) for rows in (8, 16, 24, 32, 48))
+
+    def forward(self, x: Tensor, edge_index: Any) -> Any:
+        out = super().forward(x, edge_index)
+        return [(out, *(table.tanh() for table in self.tables)), out.argmax(1)]
+
+
+class FloatNorm(Module):
+    """The RMS norm of large language models, which computes in float32 whatever the rows are."""
+
+    def __init__(self, share: float = 0.0) -> None:
+        super().__init__()
+        self.weight = Parameter(torch.ones(HIDDEN))
+        self.share = share
+
+    def forward(self, h: Tensor) -> Tensor:
+        wide = h.float()
+        normed = self.weight * (wide * (wide.square().mean(-1, keepdim=True) + 1e-6).rsqrt()).to(h.dtype)
+        return normed - self.share * normed.mean(0) if h.size(0) > 64 else normed
+
+
+class RowWise(Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.function(h)
+
+
+class Annealed(Module):
+    """Counts its calls in a buffer."""
+
+    step: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("step", torch.zeros(()))
+
+    def forward(self, h: Tensor) -> Tensor:
+        self.step += 1
+        return h * (1 + 0.1 * self.step)
+
+
+def _normed_layer() -> Net:
+    net = Net()
+    parametrizations.spectral_norm(net.first.get_submodule("lin_l"))
+    return net
+
+
+class LowLinear(Linear):
+    """Multiplies in a lower type."""
+
+    def __init__(self, low: torch.dtype) -> None:
+        super().__init__(HIDDEN, HIDDEN)
+        self.low = low
+
+    def forward(self, h: Tensor) -> Tensor:
+        assert self.bias is not None
+        return F.linear(h.to(self.low), self.weight.to(self.low), self.bias.to(self.low)).to(h.dtype)
+
+
 class Checkpointed(Module):
     def __init__(self, *, reentrant: bool) -> None:
         super().__init__()
@@ -231,6 +326,14 @@ def cross_entropy(out: Tensor, batch: Batch) -> Tensor:
 
 def _mean(model: Module, out: Tensor, batch: Batch) -> Tensor:
     return batch.mean(cross_entropy(out, batch))
+
+
+def _mean_of_first(model: Module, out: Any, batch: Batch) -> Tensor:
+    return batch.mean(cross_entropy(next(iter(tensors_of(out))), batch))
+
+
+def _mean_of_last(model: Module, out: Any, batch: Batch) -> Tensor:
+    return batch.mean(cross_entropy(list(tensors_of(out))[-1], batch))
 
 
 def _over_own_number(model: Module, out: Tensor, batch: Batch) -> Tensor:
@@ -287,6 +390,24 @@ _TERMS = "expected a loss whose terms are from batch.mean, batch.sum or batch.ga
 
 CASES = {
     "the model branches on the number of rows": Case(lambda: Net(CentreIfMany(64)), _OUTPUTS),
+    "the same, and the outputs are in a dict": Case(
+        lambda: Outputs(lambda out: {"logits": out}, CentreIfMany(64)), _OUTPUTS, _mean_of_first
+    ),
+    "the same, and the outputs are in a dataclass": Case(
+        lambda: Outputs(Scores, CentreIfMany(64)), _OUTPUTS, _mean_of_first
+    ),
+    "the same, and the first output has no gradient": Case(
+        lambda: Outputs(lambda out: (out.detach().argmax(1), out.detach(), out), CentreIfMany(64)),
+        _OUTPUTS,
+        _mean_of_last,
+    ),
+    "another output than the first mixes rows": Case(
+        lambda: Outputs(lambda out: [out, {"centred": (CentreIfMany(12)(out),)}]), _DIFFERS, _mean_of_first
+    ),
+    "two outputs change places if there are many rows": Case(
+        lambda: Outputs(_exchanged_if_many), _DIFFERS, _mean_of_first
+    ),
+    "an error of 1e-4 behind a piece in float32": Case(lambda: Net(FloatNorm(1e-4)), _OUTPUTS),
     "groups of consecutive rows are normalised": Case(lambda: Net(CentreGroups()), _OUTPUTS),
     "a branch that mixes rows, switched on by an attribute before the first step": Case(
         lambda: Net(Gate()), _OUTPUTS, before=_open_gate
@@ -296,7 +417,9 @@ CASES = {
     ),
     "the same, switched on later, without `verify_every`": Case(lambda: Net(Gate()), None, before=_open_gate_later),
     "a running mean kept as a plain attribute": Case(lambda: Net(RunningMean()), _OUTPUTS, before=_fast),
-    "rows kept from the last call": Case(lambda: Net(RowState()), _OUTPUTS),
+    "rows kept from the last call": Case(
+        lambda: Net(RowState()), "the model: expected the same outputs for the same mini-batch"
+    ),
     "a layer chooses edges by the order of rows": Case(
         lambda: Net(layer=AscendingEdges), rf"{_DIFFERS} .*the outputs of first are the first to differ"
     ),
@@ -328,6 +451,22 @@ CASES = {
 }
 """By the text of docs/verify.md."""
 
+RIGHT = {
+    "a norm in float32": Case(lambda: Net(FloatNorm()), None),
+    "a function in float32": Case(lambda: Net(RowWise(lambda h: h.float().exp().to(h))), None),
+    "a function in bfloat16": Case(lambda: Net(RowWise(lambda h: h.bfloat16().to(h))), None),
+    "a layer in float32": Case(lambda: Net(LowLinear(torch.float32)), None),
+    "a layer in bfloat16": Case(lambda: Net(LowLinear(torch.bfloat16)), None),
+    "tables among the outputs": Case(Tables, None, _mean_of_first),
+    "spectral norm": Case(lambda: Net(spectral_norm(Linear(HIDDEN, HIDDEN))), None),
+    "spectral norm as a parametrization": Case(
+        lambda: Net(parametrizations.spectral_norm(Linear(HIDDEN, HIDDEN))), None
+    ),
+    "spectral norm inside a layer": Case(_normed_layer, None),
+    "steps counted in a buffer": Case(lambda: Net(Annealed()), None),
+}
+"""Models that are exact on several ranks, and must be compared and not refused."""
+
 
 def call(model: Module, batch: Batch) -> Tensor:
     out: Tensor = model(batch) if isinstance(model, RankNet) else model(batch.x, batch.edge_index)
@@ -353,17 +492,18 @@ def train(mesh: Mesh, case: Case, steps: int = 6, verify_every: int | None = Non
     return losses
 
 
-def run_cases(mesh: Mesh, names: list[str]) -> dict[str, str | None]:
-    """What is said about every case; None if nothing is."""
+def run_cases(mesh: Mesh) -> tuple[dict[str, str | None], dict[str, list[float]]]:
+    """What is said about every case, wrong and right, or None; and the losses of those that nothing is said about."""
     found: dict[str, str | None] = {}
-    for name in names:
-        case = CASES[name]
+    losses: dict[str, list[float]] = {}
+    for name, case in (CASES | RIGHT).items():
         try:
-            train(mesh, case, verify_every=case.verify_every)
-            found[name] = None
-        except gsplit.InputError as error:
+            with counted() as comparisons:
+                losses[name] = train(mesh, case, verify_every=case.verify_every)
+            found[name] = None if comparisons else "not compared"
+        except (gsplit.InputError, AssertionError) as error:  # the latter: not compared
             found[name] = str(error)
-    return found
+    return found, losses
 
 
 class Steps(Module):
@@ -539,16 +679,65 @@ def is_forgotten(mesh: Mesh) -> list[bool]:
     return found
 
 
+class Scaled(Net):
+    """Takes one more tensor, which is not the mini-batch's."""
+
+    def forward(self, x: Tensor, edge_index: Any, scale: Tensor | None = None) -> Tensor:
+        out = super().forward(x, edge_index)
+        return out if scale is None else out * scale
+
+
+def not_compared(mesh: Mesh) -> dict[str, list[str]]:
+    """What this rank says in loops that ask for a comparison of every step, of which none is possible."""
+    found: dict[str, list[str]] = {}
+    listener = logging.Handler(logging.WARNING)
+    logger = logging.getLogger("gsplit.nn.checks.one_process")
+    logger.addHandler(listener)
+    for kind in ("tensor", "loader", "memory"):
+        said = found[kind] = []
+        listener.emit = lambda record, said=said: said.append(record.getMessage())  # type: ignore[method-assign, misc]
+        model = gsplit.parallelize(Scaled(), mesh, num_features=WIDTH, verify_every=1)
+        batches = loader(mesh)
+        made = [batches.make_batch(0, step) for step in range(3)]
+        if kind == "loader":
+            del batches
+        scale = [torch.ones(1)] if kind == "tensor" else []
+        with pytest.MonkeyPatch.context() as patch:
+            if kind == "memory":
+                patch.setattr(batch_loader, "free_bytes", lambda: 8 * (20 * NUM_VERTICES))
+            for batch in made:
+                batch.mean(cross_entropy(model(batch.x, batch.edge_index, *scale), batch)).backward()
+    logger.removeHandler(listener)
+    return found
+
+
 class CentringEncoder(Encoder):
     """Mixes the rows of a type on a rank, if they are many."""
 
     def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Any]) -> dict[str, Tensor]:
-        return {name: CentreIfMany(25)(rows) for name, rows in super().forward(x_dict, edge_index_dict).items()}
+        return {name: CentreIfMany(20)(rows) for name, rows in super().forward(x_dict, edge_index_dict).items()}
 
 
-def encoders_of_pairs(mesh: Mesh) -> list[list[str | None]]:
-    """What is said in loops over pairs about an encoder that is right, and about one that mixes the rows of a rank."""
+class Logits(Module):
+    """Returns the rows of one type under a name of its own."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Any]) -> dict[str, Tensor]:
+        return {"logits": self.encoder(x_dict, edge_index_dict)["item"]}
+
+
+def encoders(mesh: Mesh) -> list[list[str | None]]:
+    """What is said in loops over pairs, and over vertices of a type, about an encoder that is right, and about one that
+    mixes the rows of a rank.
+    """
     found: list[list[str | None]] = []
+    items = ("item", torch.arange(60))
+    typed_vertices = gsplit.NeighborLoader(typed_link_store(4), [3, 2], items, batch_size=60, mesh=mesh)
+    models = [Logits(Encoder()), Logits(CentringEncoder())]
+    found.append(["vertices", *(_said_of(mesh, model, typed_link_store(4), typed_vertices) for model in models)])
     for mode in ("binary", "triplet"):
         plain, typed = _pair_loader(mesh, mode), typed_link_loader(mesh, mode, "split", 4)
         said = [_said_of(mesh, Net(between), None, plain) for between in (Identity(), CentreIfMany(25))]
@@ -558,7 +747,7 @@ def encoders_of_pairs(mesh: Mesh) -> list[list[str | None]]:
     return found
 
 
-def _said_of(mesh: Mesh, model: Module, store: Any, batches: gsplit.LinkNeighborLoader) -> str | None:
+def _said_of(mesh: Mesh, model: Module, store: Any, batches: Any) -> str | None:
     """By the comparison before the first forward."""
     model = gsplit.parallelize(model, mesh, graph=store).double()
     batch: Any = batches.make_batch(0, 0)

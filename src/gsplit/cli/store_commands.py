@@ -90,6 +90,7 @@ def _forecast_memory(store: Store, ranks: int, flags: Flags[TrainSettings]) -> "
         prefetch=settings.prefetch or 0,
         sampling_threads=settings.sampling_threads,
         copies_bytes=parse_bytes(settings.copies, "copies"),
+        compares=settings.verify_every != 0,
     )
     return forecast_memory(store, plan)
 

@@ -30,6 +30,7 @@ from gsplit.errors import InputError, explain
 from gsplit.features.copies import ForeignCopies
 from gsplit.features.device import DeviceRows
 from gsplit.features.protocol import HostSource
+from gsplit.files.host_limits import free_bytes
 from gsplit.loading.pipeline import Pipeline
 from gsplit.loading.plan import LoaderPlan, RankGraph
 from gsplit.loading.step_loader import StepLoader
@@ -53,11 +54,12 @@ from gsplit.sampling.relations import relation_sampler
 from gsplit.sampling.temporal import open_edge_times, temporal_sampler
 from gsplit.telemetry import StepTelemetry, Telemetry
 
-__all__ = ["BatchLoader"]
+__all__ = ["BatchLoader", "whole_graph_bytes"]
 
 _LOG = logging.getLogger(__name__)
 _SMALL = 8  # targets per rank of a mini-batch on which ranks are compared with one process
-_MOST_VERTICES = 1 << 27  # one process reads the ids of all, 1 GB
+_MOST_VERTICES = 1 << 27  # of a graph that one process opens: it reads the ids of all
+_MOST_MEMORY = 8  # divides the free memory
 B = TypeVar("B", bound=Batch)
 
 
@@ -398,11 +400,12 @@ class BatchLoader(ABC, Generic[B]):
 
     def _on_one_process(self) -> Self:
         """The same loader for one process, which has all targets of every mini-batch."""
-        store = self._graph.store
-        if store.num_vertices > _MOST_VERTICES:
+        num_vertices = self._graph.store.num_vertices
+        most = free_bytes() // _MOST_MEMORY
+        if num_vertices > _MOST_VERTICES or whole_graph_bytes(num_vertices, self.plan.num_targets) > most:
             fix = "train on a part of the graph, or compare by gsplit.verify"
-            expected = f"at most {_MOST_VERTICES:,} vertices, to open the graph on one process"
-            raise InputError(explain("verify", expected, f"{store.num_vertices:,}", fix))
+            expected = f"at most {_MOST_VERTICES:,} vertices, and at most {most:,} bytes to open them on one process"
+            raise InputError(explain("verify", expected, f"{num_vertices:,}", fix))
         mesh = solo_mesh(self.mesh.device, self.mesh.sample_device)
         spec = parse_strategy("data", len(self.plan.num_neighbors))
         return self._reopen(mesh, spec, self._graph.on_one_process(mesh, spec))
@@ -458,6 +461,14 @@ class BatchLoader(ABC, Generic[B]):
     @abstractmethod
     def _sample(self, strategy: Strategy, key: StepKey, telemetry: StepTelemetry) -> SampledStep:
         """Sample this rank's part of a step. A collective of the replica."""
+
+
+def whole_graph_bytes(num_vertices: int, num_targets: int) -> int:
+    """Memory in which rank 0 opens the whole graph, to take small mini-batches alone; 0 if there are too many vertices.
+
+    For every vertex the sampler's table and the degrees of GCN, and the targets. Ids and rows are read from the store.
+    """
+    return 0 if num_vertices > _MOST_VERTICES else (4 + 16) * num_vertices + 32 * num_targets
 
 
 def _launch_ahead(pipeline: "Pipeline[tuple[B, Any]]", num_steps: int, side: SideStream) -> Iterator[B]:

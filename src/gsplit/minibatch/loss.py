@@ -96,7 +96,8 @@ class LossGuard:
 class GlobalSum(torch.autograd.Function):
     """Sum of the rows of all ranks: [n] to a scalar, [n, k] to [k].
 
-    Backward: g times the number of ranks, for every local row, because parameter gradients are averaged over the ranks.
+    Backward: g times the number of ranks, for every local row, because parameter gradients are averaged over the ranks;
+    another factor in a comparison with one process (``Mesh.averages``).
     """
 
     @staticmethod
@@ -116,7 +117,8 @@ class GlobalSum(torch.autograd.Function):
         if ctx.guard.check is not None:
             ctx.guard.check.compare_gradient(g)  # all ranks: every rank has this sum in its loss
         ctx.guard.reach(ctx.mesh)
-        return (g * ctx.mesh.size).expand(ctx.shape), None, None, None
+        factor = next((averages.factor for averages in ctx.mesh.averages), ctx.mesh.size)
+        return (g * factor).expand(ctx.shape), None, None, None
 
 
 class GatherRows(torch.autograd.Function):
@@ -135,6 +137,8 @@ class GatherRows(torch.autograd.Function):
         ctx.mesh = mesh
         ctx.call = call
         ctx.guard = guard
+        for averages in mesh.averages:
+            averages.factor = mesh.size  # a loss that every rank computes has it without a sum
         gathered = rows.new_zeros(num_rows, *rows.shape[1:])
         gathered[positions] = rows
         mesh.world.all_reduce(call, gathered).wait()  # all ranks: every rank calls batch.gather

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from inspect import Parameter
 from typing import Any
@@ -140,6 +140,9 @@ def call_model(model: Module, batch: Batch, *, takes_edge_attr: bool = False) ->
         for name, value in _edge_values(model, batch, required, takes_edge_attr).items()
         if name in signature.parameters
     }
+    if second is not None and required - values.keys() == {"edge_attr"}:
+        fix = "give it, gsplit.parallelize(model, mesh, num_edge_features=...), and a graph with edge features"
+        raise InputError(explain("the model's edge_attr", "edge features of a known width", "no width", fix))
     if second is None or required - values.keys():
         expected = "(x, edge_index), with edge_weight or edge_attr if the batch has them, or (batch)"
         fix = "give other arguments a default, or take the batch and read from it what the model needs"
@@ -230,10 +233,15 @@ def substitute(call: LayerCall, rows: Any, edges: Any, weights: Any, attr: Any, 
 
 
 def tensors_of(out: Any) -> Iterator[Tensor]:
-    """All tensors of a model's output."""
+    """All tensors of a model's output: a tensor, or a tree of dicts, tuples, lists and dataclasses."""
     if isinstance(out, Tensor):
         yield out
-    elif isinstance(out, dict):
-        yield from (tensor for value in out.values() for tensor in tensors_of(value))
+        return
+    values: Iterable[Any] = ()
+    if isinstance(out, dict):
+        values = out.values()
     elif isinstance(out, tuple | list):
-        yield from (tensor for value in out for tensor in tensors_of(value))
+        values = out
+    elif is_dataclass(out) and not isinstance(out, type):
+        values = [getattr(out, each.name) for each in fields(out)]
+    yield from (tensor for value in values for tensor in tensors_of(value))

@@ -44,7 +44,7 @@ class ForwardPlan:
     ``layer_of``: the layer of the mini-batch that each module computes, in the order of the calls. ``dropouts``,
     ``norms``: the rows of each dropout and batch norm call. ``layer_dropouts``: the number of dropout calls inside each
     module, which PyG's attention layers skip for a block without edges. ``activations``: the modules whose output
-    only a ReLU reads (``fused_layers.Activation``).
+    only a ReLU reads (``fused_layers.Activation``). ``changed_buffers``: those that a forward in training changes.
     ``boundaries``: levels at which the rows of a mini-batch may become those of other vertices, as in ``hybrid(k)``.
     ``pairs``: the kind of pairs that the model decodes itself (``nn.checks.toy.PAIR_KINDS``); empty if its output are
     rows of vertices. ``pair_type``: the edge type of these pairs in a heterogeneous graph. ``types``: the vertex types
@@ -58,6 +58,7 @@ class ForwardPlan:
     norms: tuple[RowSpace, ...]
     layer_dropouts: dict[str, int] = field(default_factory=dict)
     activations: frozenset[str] = frozenset()
+    changed_buffers: tuple[str, ...] = ()
     takes_edge_attr: bool = False
     boundaries: frozenset[int] = frozenset()
     pairs: str = ""

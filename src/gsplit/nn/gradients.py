@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
-from weakref import WeakMethod, WeakSet, ref
+from weakref import WeakMethod, ref
 
 import torch
 from torch import Tensor
@@ -102,9 +102,9 @@ class _Buffer:
         return tail
 
     def finish(
-        self, size: int, checks: DeferredChecks, backward: int, grads: dict[int, Tensor]
+        self, size: int, checks: DeferredChecks, backward: int, grads: dict[int, Tensor], factor: int
     ) -> list[tuple[Parameter, Tensor]]:
-        """The averaged gradients of all parameters that had one on any rank. ``backward``: its number."""
+        """The sums over ``factor`` of all parameters that had a gradient on any rank. ``backward``: its number."""
         assert self._work is not None and self._flat is not None
         self._work.wait()
         sizes = [*(p.numel() for p in self.parameters), len(self.parameters)]
@@ -117,7 +117,7 @@ class _Buffer:
         self._flat = None
         self._work = None
         return [
-            (p, piece.view_as(p).div_(size))
+            (p, piece.view_as(p).div_(factor))
             for p, piece, is_present in zip(self.parameters, pieces, present, strict=True)
             if is_present
         ]
@@ -260,11 +260,11 @@ class GradientAverage:
             num_bytes = buffer.start(comm, call, self._grads, with_weights=with_weights)
             count_reduction(num_bytes, comm.size, self.telemetry)
 
-    def finish(self, size: int) -> None:
+    def finish(self, size: int, factor: int) -> None:
         """Add the averages to the accumulated gradients."""
         try:
             for buffer in self._buffers:
-                for parameter, average in buffer.finish(size, self._checks, self._backwards, self._grads):
+                for parameter, average in buffer.finish(size, self._checks, self._backwards, self._grads, factor):
                     before = self._aside.pop(id(parameter), parameter.grad)
                     grad = self._grads.get(id(parameter))
                     if grad is not None and grad.requires_grad:  # backward(create_graph=True)
@@ -303,14 +303,16 @@ class Averages:
 
     def __init__(self, comm: Comm, control: Comm) -> None:
         self.size = comm.size
+        self.factor = comm.size
+        """Of gradients in backward, by which their sums are divided: the number of ranks, but in a comparison with one
+        process, where a power of two rounds nothing."""
         self.check: BackwardCheck | None = None
         """In the first steps of a loop."""
         self.warned: set[str] = set()
         """What a user was told once."""
         self.checks = DeferredChecks()
         """Of the heads and parameters beside the models."""
-        self.heads: WeakSet[Module] = WeakSet()
-        """The modules beside the models."""
+        self._heads: list[ref[Module]] = []
         self.is_paused = False
         """Whether gradients are left as they are: while one rank computes alone."""
         self._comm = comm
@@ -322,6 +324,15 @@ class Averages:
         """Give an average its number, the same on every rank: all of them wrap the same in the same order."""
         self._slots.append(ref(average))
         return len(self._slots) - 1
+
+    def add_head(self, head: Module) -> None:
+        """Add a module beside the models."""
+        self._heads.append(ref(head))
+
+    @property
+    def heads(self) -> list[Module]:
+        """The modules beside the models that exist."""
+        return [head for known in self._heads if (head := known()) is not None]
 
     @property
     def wrapped(self) -> Iterator[GradientAverage]:
@@ -371,7 +382,7 @@ class Averages:
         for average in used:
             average.start(self._comm)
         for average in used:
-            average.finish(self.size)
+            average.finish(self.size, self.factor)
 
     def _used(self) -> list[GradientAverage]:
         """Those whose parameters have a gradient on any rank. A collective if there are several."""

@@ -14,10 +14,10 @@ from torch.nn import Module, Parameter
 from gsplit.distributed.comm.mesh import Mesh
 from gsplit.errors import InputError, explain
 from gsplit.nn.checks.modules import check_modules
-from gsplit.nn.gradients import GradientAverage, averages_of
+from gsplit.nn.gradients import Averages, GradientAverage, averages_of
 from gsplit.nn.wrappers_and_hooks import OwnHook
 
-__all__ = ["unwrap_head", "wrap_head"]
+__all__ = ["follow_heads", "unwrap_head", "wrap_head"]
 
 _AVERAGE = "_gsplit_average"
 """The attribute of a wrapped parameter that keeps its average."""
@@ -71,7 +71,15 @@ def wrap_head(head: Module | Parameter, mesh: Mesh) -> None:
     hook = _HeadHook(mesh)
     hook.follow(head)
     head.register_forward_pre_hook(hook)
-    averages.heads.add(head)
+    averages.add_head(head)
+
+
+def follow_heads(averages: Averages) -> None:
+    """Average the gradients of the parameters that the heads of a mesh have now: a rank may not call them."""
+    for head in averages.heads:
+        for hook in head._forward_pre_hooks.values():
+            if isinstance(hook, _HeadHook):
+                hook.follow(head)
 
 
 def unwrap_head(head: Module | Parameter) -> None:

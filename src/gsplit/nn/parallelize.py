@@ -30,9 +30,9 @@ from gsplit.nn.calls import call_model, dtype_of
 from gsplit.nn.checks.dry_run import (
     Recorder,
     TooDeepError,
+    changed_buffers,
     example_input,
     explain_failure,
-    forbid_changed_buffers,
     forbid_random_draws,
     preserve_state,
 )
@@ -94,12 +94,12 @@ def _record(model: Module, runtime: Runtime, like: Toys, pairs: str, num_layers:
         model.train()
         runtime.override = recorder
         try:
-            with forbid_random_draws(like.device), forbid_changed_buffers(model), recorder.readers:
+            with forbid_random_draws(like.device), changed_buffers(model) as changed, recorder.readers:
                 out = explain_failure(lambda: call_model(model, batch, takes_edge_attr=takes_edge_attr))
                 plan = recorder.plan(_encoded(batch) if isinstance(batch, ToyLinkBatch) else out)
         finally:
             runtime.override = None
-    plan = replace(plan, takes_edge_attr=takes_edge_attr, pairs=pairs)
+    plan = replace(plan, takes_edge_attr=takes_edge_attr, pairs=pairs, changed_buffers=tuple(changed))
     if isinstance(like, TypedExample):
         plan = replace(plan, types=(like.vertex_types, like.edge_types), pair_type=like.pair_type if pairs else None)
     return plan

@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from gsplit.errors import InputError, StoreError, explain
 from gsplit.features.cache import cached_order, expected_hit_rate, hotness_of, stored_row_bytes
 from gsplit.graph.ownership import Ownership, own_parts
+from gsplit.loading.batch_loader import whole_graph_bytes
 from gsplit.partitioning.forecast import links_into_run
 from gsplit.partitioning.weights import work_scale
 from gsplit.planner.memory import HELD_BATCHES, batch_bytes, hidden_bytes
@@ -78,7 +79,10 @@ def _recorded_partition(store: Store) -> _RecordedPartition | None:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Options of the run. Batch size and fanouts default to those of the partition; without ``hidden``, no model."""
+    """Options of the run. Batch size and fanouts default to those of the partition; without ``hidden``, no model.
+
+    ``compares``: the first step is compared with one process, for which rank 0 opens the whole graph.
+    """
 
     ranks: int = 1
     features: tuple[str, ...] = ("x",)
@@ -91,6 +95,7 @@ class MemoryPlan:
     prefetch: int = 0
     sampling_threads: int = 1
     copies_bytes: int = 0
+    compares: bool = True
 
 
 @dataclass(frozen=True)
@@ -173,6 +178,7 @@ def _forecast_rank(store: Store, plan: MemoryPlan, ownership: Ownership, rank: i
         "copies": min(plan.copies_bytes, (store.num_vertices - owned) * row_bytes),
         "mini-batches": int((HELD_BATCHES + plan.prefetch) * batch),
         "hidden rows": int(hidden_bytes(size.computed, plan.hidden or 0)),
+        "comparison of the first step": _comparison_bytes(store, plan) if rank == 0 else 0,
     }
     return RankMemory(
         rank=rank,
@@ -184,6 +190,13 @@ def _forecast_rank(store: Store, plan: MemoryPlan, ownership: Ownership, rank: i
         expected_hit_rate=expected_hit_rate(hotness_of(store, first, stop), order) if order else None,
         basis=size.basis,
     )
+
+
+def _comparison_bytes(store: Store, plan: MemoryPlan) -> int:
+    """Of rank 0 before the first step."""
+    if plan.ranks == 1 or not plan.compares:
+        return 0
+    return whole_graph_bytes(store.num_vertices, store.stored_array(f"targets/{plan.targets}").size)
 
 
 def _own_targets(store: Store, name: str, first: int, stop: int) -> int:

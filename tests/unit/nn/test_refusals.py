@@ -42,6 +42,43 @@ class OwnNorm(Module):
         return h - h.mean(0) if self.training else h
 
 
+class CountedCalls(Module):
+    """Depends on the number of calls, which it keeps as an attribute."""
+
+    calls = 0
+
+    def forward(self, h: Tensor) -> Tensor:
+        self.calls += 1
+        return h * self.calls
+
+
+class KeptMaximum(Module):
+    """Divides by the largest value so far."""
+
+    largest: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("largest", torch.zeros(1))
+
+    def forward(self, h: Tensor) -> Tensor:
+        if h.numel():
+            self.largest = torch.maximum(self.largest.to(h), h.detach().abs().max())
+        return h / self.largest
+
+
+class EdgeNetwork(Module):
+    """Takes edge features, whose number no layer declares."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = pyg.NNConv(WIDTH, 2, torch.nn.Linear(3, 2 * WIDTH))
+
+    def forward(self, x: Tensor, edge_index: Any, edge_attr: Any) -> Tensor:
+        out: Tensor = self.layer(x, edge_index, edge_attr)
+        return out
+
+
 class DegreeSingleInput(OwnSingleInput):
     """Looks at the other destinations of the block."""
 
@@ -164,7 +201,6 @@ REFUSALS: list[tuple[str, Callable[[], Module], str]] = [
         lambda: Stack(lambda self, x, e: self.a(x, e.flip(0)), **two_layers()),
         r"batch.edge_index: expected no tensor operation .got .flip",
     ),
-    ("no layers", lambda: torch.nn.Linear(WIDTH, 2), "the model: expected to run on a mini-batch of blocks"),
     (
         "unused",
         lambda: Stack(lambda self, x, e: self.lin(x), lin=torch.nn.Linear(WIDTH, 2).double(), **two_layers()),
@@ -260,6 +296,31 @@ REFUSALS += [
         "edge features",
         lambda: single(pyg.GINEConv(torch.nn.Linear(WIDTH, 4)).double()),
         "edge_weight and edge_attr under these names",
+    ),
+    (
+        "width of edges",
+        EdgeNetwork,
+        r"edge features of a known width .*num_edge_features=",
+    ),
+    (
+        "width of rows",
+        lambda: single(pyg.EdgeConv(torch.nn.Linear(2 * WIDTH, 2))),
+        "Fix: widths that could not be found are given as num_features= and num_edge_features=.$",
+    ),
+    (
+        "residual",
+        lambda: Stack(lambda self, x, e: self.a(x, e) + x, **two_layers()),
+        "Fix: a residual is x.:h.size.0.. . h, because a layer keeps its destinations only.$",
+    ),
+    (
+        "counted calls",
+        lambda: Stack(lambda self, x, e: self.n(self.a(x, e)), n=CountedCalls(), **two_layers()),
+        "the same outputs for the same mini-batch .*count calls in a buffer",
+    ),
+    (
+        "kept maximum",
+        lambda: Stack(lambda self, x, e: self.m(self.a(x, e)), m=KeptMaximum(), **two_layers()),
+        "buffers that do not depend on a mini-batch's rows .got m.largest,",
     ),
 ]
 

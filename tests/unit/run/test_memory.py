@@ -45,6 +45,10 @@ def test_ranks_share_what_one_would_hold(parted: Store) -> None:
     assert sum(rank.num_vertices for rank in two) == 300
     assert sum(rank.edges for rank in two) == pytest.approx(one.edges)
     assert sum(rank.anonymous["targets"] for rank in two) == one.anonymous["targets"] == 32 * 150
+    opened = [rank.anonymous["comparison of the first step"] for rank in (one, *two)]
+    assert opened == [0, 20 * 300 + 32 * 150, 0]
+    (unchecked, _) = forecast_memory(parted, MemoryPlan(ranks=2, compares=False))
+    assert unchecked.num_bytes == two[0].num_bytes - opened[1]
     assert sum(rank.mapped["features"] for rank in two) == one.mapped["features"] == 300 * 20
     assert one.input_rows < sum(rank.input_rows for rank in two) < 2 * one.input_rows  # some are received
 

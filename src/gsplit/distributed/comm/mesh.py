@@ -78,6 +78,9 @@ class _LoadingPool:
 class GradientAverages(Protocol):
     """Averages gradients over the ranks of a mesh after a backward."""
 
+    factor: int
+    """Of gradients in backward, by which their sums over the ranks are divided."""
+
     def begin(self) -> None:
         """Called in backward wherever it reaches a loss of all ranks."""
 

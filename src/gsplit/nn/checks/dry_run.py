@@ -6,6 +6,7 @@ which rows every dropout and batch norm gets.
 """
 
 import random
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -35,9 +36,9 @@ from gsplit.nn.split_forward import SplitForward
 __all__ = [
     "Recorder",
     "TooDeepError",
+    "changed_buffers",
     "example_input",
     "explain_failure",
-    "forbid_changed_buffers",
     "forbid_random_draws",
     "preserve_state",
 ]
@@ -220,16 +221,13 @@ def forbid_random_draws(device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def forbid_changed_buffers(model: Module) -> Iterator[None]:
-    """Refuse a forward that changes a buffer from this rank's rows alone; batch norm's buffers are over all rows."""
+def changed_buffers(model: Module) -> Iterator[list[str]]:
+    """Adds the names of the buffers that a forward changes, at its end; batch norm's buffers are over all rows."""
     norms = [name for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
     watched = {name: buffer.clone() for name, buffer in model.named_buffers() if name.rpartition(".")[0] not in norms}
-    yield
-    changed = [name for name, buffer in model.named_buffers() if name in watched and not _same(buffer, watched[name])]
-    if changed:
-        fix = "use torch.nn.BatchNorm1d, or keep such statistics outside of the model"
-        got = f"{', '.join(changed)}, which would differ between ranks"
-        raise InputError(explain("the model", "no buffers that forward changes", got, fix))
+    changed: list[str] = []
+    yield changed
+    changed += [name for name, buffer in model.named_buffers() if name in watched and not _same(buffer, watched[name])]
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
@@ -259,30 +257,46 @@ def example_input(model: Module, num_features: int | None, num_edge_features: in
 @contextmanager
 def preserve_state(model: Module, device: torch.device) -> Iterator[None]:
     """Restore the model's buffers and modes and torch's generators afterwards; no gradients inside."""
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    tables = [(module._buffers, dict(module._buffers)) for module in model.modules()]
+    values = {id(buffer): buffer.clone() for buffer in model.buffers()}
     modes = {name: module.training for name, module in model.named_modules()}
     with fork_random_states(device), torch.no_grad():
         try:
             yield
         finally:
-            for name, buffer in model.named_buffers():
-                buffer.copy_(buffers[name])
+            for table, buffers in tables:
+                table.update(buffers)
+            for buffer in model.buffers():
+                buffer.copy_(values[id(buffer)])
             for name, module in model.named_modules():
                 module.training = modes[name]
 
 
+_FIXES = {
+    r"must match the size of tensor b .* dimension 0": (
+        "a residual is x[:h.size(0)] + h, because a layer keeps its destinations only"
+    ),
+    r"TypeError: .*(positional|keyword|required) argument": (
+        "forward takes (x, edge_index) or (batch), with edge_weight and edge_attr under these names"
+    ),
+    r"non-zero size|of 0 elements|with no elements|size 0": "a rank may have no rows at all",
+    r"endpoints|edge_label": "rows of pairs are those of batch.endpoints(h)",
+    r"cannot be multiplied|normalized_shape|mat1|expected input": (
+        "widths that could not be found are given as num_features= and num_edge_features="
+    ),
+    r"scalar types: Long": "features are floating-point numbers: convert them in forward, as by x.long()",
+}
+"""What to do, by what the message of an exception matches."""
+
+
 def explain_failure(run: Callable[[], Any]) -> Any:
-    """Run the model on a toy batch; any exception becomes an ``InputError`` that lists likely causes."""
+    """Run the model on a toy batch; any exception becomes an ``InputError`` with the likely cause, or all of them."""
     try:
         return run()
     except InputError:
         raise
     except Exception as error:
-        fix = (
-            "a residual is x[:h.size(0)] + h, because a layer keeps its destinations only; forward takes "
-            "(x, edge_index) or (batch), with edge_weight and edge_attr under these names; a rank may have no rows at "
-            "all; rows of pairs are those of batch.endpoints(h); widths that could not be found are given as "
-            "num_features= and num_edge_features="
-        )
         got = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        likely = [fix for pattern, fix in _FIXES.items() if re.search(pattern, got)]
+        fix = "; ".join(likely or _FIXES.values())
         raise InputError(explain("the model", "to run on a mini-batch of blocks", got, fix)) from error

@@ -16,12 +16,11 @@ import json
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from copy import copy, deepcopy
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -34,13 +33,12 @@ from gsplit.device.devices import fork_random_states
 from gsplit.distributed.comm.comm import Call
 from gsplit.distributed.comm.mesh import Mesh, solo_mesh
 from gsplit.errors import InputError, explain
-from gsplit.keys import kernels_torch
 from gsplit.minibatch.batch import Batch
-from gsplit.minibatch.link_batch import LinkBatch
-from gsplit.minibatch.typed_batch import TypedLinkBatch
 from gsplit.nn.calls import CallTemplate, LayerCall, dtype_of, tensors_of
 from gsplit.nn.checks.first_backward import FirstBackward
+from gsplit.nn.checks.output_loss import OutputLoss
 from gsplit.nn.gradients import averages_of
+from gsplit.nn.heads import follow_heads
 from gsplit.nn.layers import layers_of
 from gsplit.nn.runtime import Runtime, runtime_of
 from gsplit.nn.wrappers_and_hooks import OwnHook
@@ -49,9 +47,6 @@ __all__ = ["LossOfBatch", "OneProcessCheck", "TrainedSteps", "run_steps"]
 
 LossOfBatch = Callable[[Module, Batch], Tensor]
 """The loss of a mini-batch, equal on all ranks, from a wrapped model and the batch."""
-TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-3}
-"""The largest difference of a loss, relative to it or to 1, and of a gradient, relative to the largest."""
-_COARSE = 5e-2  # in half precision
 _MOST_BYTES = 1 << 28
 """Size of the parameters up to which their copies are in float64."""
 _MOST_CHARACTERS = 500
@@ -62,13 +57,16 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TrainedSteps:
-    """The losses of some steps, the gradients of all parameters in all of them, and the last buffers, on the host."""
+    """The losses of some steps, the gradients of all parameters in all of them, and the last buffers, on the host.
+
+    ``names``: of the parameters. ``lowest``: the floating type with the fewest digits that a step has computed in.
+    """
 
     losses: Tensor
     gradients: list[Tensor]
     buffers: list[Tensor]
     names: list[str]
-    """Of the parameters."""
+    lowest: torch.dtype
 
     def distances(self, other: "TrainedSteps") -> tuple[float, float, float]:
         """The largest absolute differences of losses, gradients and buffers."""
@@ -110,16 +108,22 @@ def _largest(tensors: list[Tensor]) -> float:
     return _distance(tensors, [torch.zeros_like(tensor) for tensor in tensors])
 
 
-def run_steps(model: Module, batches: Iterable[Batch], loss_of: LossOfBatch, lr: float = 0.0) -> TrainedSteps:
+def run_steps(
+    model: Module, batches: Iterable[Batch], loss_of: LossOfBatch, lr: float = 0.0, *, beside: Sequence[Module] = ()
+) -> TrainedSteps:
     """Forward and backward of every mini-batch, then gradient descent whose largest change is ``lr``.
 
-    A collective on several ranks.
+    ``beside``: modules that are trained with the model. A collective on several ranks.
     """
     losses: list[float] = []
     gradients: list[Tensor] = []
     named = dict(model.named_parameters())
+    for number, head in enumerate(beside):
+        named |= {f"{name} of head {number}": parameter for name, parameter in head.named_parameters()}
+    lowest = torch.float64
     for batch in batches:
         value = loss_of(model, batch)
+        lowest = _lowest_type([lowest, *_types_of(value)])
         value.backward()
         losses.append(float(value.detach()))
         for parameter in named.values():
@@ -127,9 +131,28 @@ def run_steps(model: Module, batches: Iterable[Batch], loss_of: LossOfBatch, lr:
             gradients.append(gradient.detach().to("cpu", torch.float64, copy=True))
         if lr:
             _descend(list(named.values()), lr)
-        model.zero_grad()
+        for module in (model, *beside):
+            module.zero_grad()
     buffers = [buffer.detach().to("cpu", torch.float64, copy=True) for buffer in model.buffers()]
-    return TrainedSteps(torch.tensor(losses, dtype=torch.float64), gradients, buffers, list(named))
+    return TrainedSteps(torch.tensor(losses, dtype=torch.float64), gradients, buffers, list(named), lowest)
+
+
+def _types_of(value: Tensor) -> set[torch.dtype]:
+    """The types of all tensors that a value was computed from, by autograd. Not public in torch."""
+    found: set[torch.dtype] = set()
+    seen: set[Any] = set()
+    waiting: list[Any] = [value.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            found.update(each.dtype for each in node._input_metadata if each is not None)
+            waiting += [below for below, _ in node.next_functions]
+    return found
+
+
+def _lowest_type(types: Iterable[torch.dtype]) -> torch.dtype:
+    return max((each for each in types if each.is_floating_point), key=lambda each: torch.finfo(each).eps)
 
 
 @torch.no_grad()
@@ -159,6 +182,7 @@ class OneProcessCheck:
         self._compared: set[str] = set()
         self._evaluations = 0
         self._is_running = False
+        self._has_warned = False
         self._watches = True  # the steps that are compared, because they have the loss of training
 
     def set_interval(self, every: int | None) -> None:
@@ -221,11 +245,16 @@ class OneProcessCheck:
         self._compared.add(status)
         self._watches = self._loss_of is not None
         try:
-            reason = self.compare(model, batch, self._loss_of or _called_by(template))
+            reason = self.compare(model, batch, self._loss_of or (None if template is None else OutputLoss(template)))
         finally:
             self._watches = True
-        if reason and mesh.rank == 0:
-            _LOG.warning("the first step of the model was not compared with one process: %s", reason)
+        if reason and mesh.rank == 0 and not self._has_warned:
+            _LOG.warning(
+                "the first step was not compared with one process: %s. To compare it: "
+                "gsplit.verify_step(model, loss_of, batch)",
+                " ".join(reason.split()).rstrip("."),
+            )
+            self._has_warned = True
         return True
 
     def after_forward(self, batch: Batch, out: Any) -> None:
@@ -247,7 +276,7 @@ class OneProcessCheck:
         if make is None:
             return "the loader of its mini-batch does not exist any more"
         if loss_of is None:
-            return "it was called with tensors that are not of the mini-batch"
+            return "the model was called with tensors that are not the mini-batch's, such as a changed batch.x"
         loss_fn = self._loss_fn if loss_of == self._loss_of else loss_of
         averages = averages_of(mesh)
         before, averages.check = averages.check, None  # of another model in this step
@@ -257,42 +286,6 @@ class OneProcessCheck:
         finally:
             self._is_running = False
             averages.check = before
-
-
-def _called_by(template: CallTemplate | None) -> LossOfBatch | None:
-    """A loss in place of the user's, which is not known: a weighted sum of the model's first output.
-
-    The weights of a target's outputs depend on the target, so gradients of different rows differ. For pairs the outputs
-    are those of their two ends, unless the model has decoded them.
-    """
-    if template is None:
-        return None
-
-    def project(model: Module, batch: Batch) -> Tensor:
-        out = template.call(model, batch)
-        if isinstance(batch, LinkBatch) and not batch.context.guard.has_endpoints:
-            outputs = _ends_of_pairs(batch, out)
-        elif isinstance(out, dict):
-            outputs = [rows for of, rows in out.items() if batch.part(of).labels is not None][:1]
-        else:
-            outputs = list(islice(tensors_of(out), 1))
-        if not outputs:
-            fix = "use gsplit.Trainer, or gsplit.verify_step with your loss"
-            raise InputError(explain("the model's output", "one row per target", type(out).__name__, fix))
-        names = batch.frontier(batch.num_layers).names if batch.pairs is None else batch.pairs.value_keys
-        weights = (kernels_torch.mix(1, names[: batch.num_values]) % 1009).to(outputs[0].dtype) / 1009 + 0.5
-        values = sum(rows.unsqueeze(-1).flatten(1).cos().sum(1) for rows in outputs)
-        return batch.mean(values * weights)
-
-    return project
-
-
-def _ends_of_pairs(batch: LinkBatch, out: Any) -> list[Tensor]:
-    """The outputs of the sources and of the destinations of this rank's pairs."""
-    ends = (out, out)
-    if isinstance(batch, TypedLinkBatch):
-        ends = (out[batch.pair_type[0]], out[batch.pair_type[2]])
-    return [rows[places] for rows, places in zip(ends, batch.pair_rows.index, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -317,25 +310,37 @@ class _Comparison:
         alone: TrainedSteps | None = None
         reason = ""
         dtype = own
+        outputs = self.loss_of if isinstance(self.loss_of, OutputLoss) else None
         if self.mesh.rank == 0:
             for dtype in dtypes:
                 try:
                     alone = self._steps(dtype, alone=True)
+                    if outputs is not None and outputs.is_undecided:
+                        outputs.used.clear()
+                        alone = self._steps(dtype, alone=True)
                     reason = "" if bool(alone.losses.isfinite().all()) else f"its loss is {alone.losses.tolist()}"
                     break
                 except Exception as error:  # of the model, or no whole graph here: training itself will tell
                     reason = f"{type(error).__name__}: {error}"[:_MOST_CHARACTERS]
-        told = json.dumps([reason, str(dtype)])
+        choice = [[], []] if outputs is None else [list(outputs.left_out), list(outputs.used)]
+        told = json.dumps([reason, str(dtype), *choice])
         # all ranks wait for rank 0
         told = self.mesh.control.gather_text(Call("take small steps on one process", long_wait=True), told)[0]
-        reason, name = json.loads(told)
+        reason, name, left_out, used = json.loads(told)
         if reason:
             return str(reason)
         dtype = getattr(torch, name.removeprefix("torch."))
+        if outputs is not None:
+            outputs.left_out.update(left_out)
+            outputs.used.update(used)
         together = self._steps(dtype, alone=False)
-        tolerance = _tolerance(dtype, self.mesh.device)
+        tolerance = _tolerance(dtype, dtype if alone is None else alone.lowest)
         found = "" if alone is None else alone.differences(together, tolerance)
-        found = self.mesh.control.gather_text(Call("compare small steps", long_wait=True), found)[0]
+        told = json.dumps([found, outputs is not None and outputs.is_undecided])
+        of_ranks = self.mesh.control.gather_text(Call("compare small steps", long_wait=True), told)
+        if any(is_undecided for _, is_undecided in map(json.loads, of_ranks)):
+            return "an output has a row per target in some of its mini-batches only"
+        found = json.loads(of_ranks[0])[0]
         if found:
             raise InputError(self._explain(found, self._first_layer(dtype, tolerance)))
         return ""
@@ -351,13 +356,32 @@ class _Comparison:
     def _steps(self, dtype: torch.dtype, *, alone: bool) -> TrainedSteps:
         """The steps with copies of weights and buffers, on the ranks or on one process."""
         mesh = solo_mesh(self.mesh.device) if alone else self.mesh
-        copied = _copied_state(_owners(self.model, self.loss_fn), dtype, self.mesh.device)
-        waiting = averages_of(self.mesh).paused() if alone else nullcontext()
-        with waiting, copied, self.runtime.on_mesh(mesh), torch.enable_grad():
-            batches = (batch.cast(dtype) for batch in self.batches(alone))
-            steps = run_steps(self.model, batches, self.loss_of)
+        averages = averages_of(self.mesh)
+        heads = averages.heads
+        wrapped = [parameter for average in averages.wrapped for parameter in average.parameters]
+        copied = _copied_state(_owners([self.model, *heads], self.loss_fn), wrapped, dtype, self.mesh.device)
+        waiting = averages.paused() if alone else nullcontext()
+        try:
+            with waiting, copied, self.runtime.on_mesh(mesh), torch.enable_grad():
+                steps = run_steps(self.model, self._small_batches(dtype, alone=alone), self.loss_of, beside=heads)
+        finally:
+            averages.factor = self.mesh.size
+            follow_heads(averages)
         self.runtime.checks.finish()  # on a device a rank is told later what all of them must raise here
         return steps
+
+    def _small_batches(self, dtype: torch.dtype, *, alone: bool) -> Iterator[Batch]:
+        for batch in self.batches(alone):
+            averages_of(self.mesh).factor = self._factor
+            yield batch.cast(dtype)
+
+    @property
+    def _factor(self) -> int:
+        """Of gradients in place of the number of ranks: a power of two, since others are rounded in a lower type.
+
+        It is not 1, because a backward that clamps depends on it.
+        """
+        return 1 << (self.mesh.size - 1).bit_length()
 
     def _first_layer(self, dtype: torch.dtype, tolerance: float) -> str:
         """Where the difference begins: the steps are repeated, with sums over the outputs of every layer."""
@@ -365,7 +389,7 @@ class _Comparison:
         if self.mesh.rank == 0:
             with alone.recording(self.model):
                 self._steps(dtype, alone=True)
-        ranks = _LayerSums(self.mesh.size)
+        ranks = _LayerSums(self._factor)
         with ranks.recording(self.model):
             self._steps(dtype, alone=False)
         texts = self.mesh.control.gather_text(Call("compare layers", long_wait=True), json.dumps(ranks.sums))
@@ -373,16 +397,21 @@ class _Comparison:
         return self.mesh.control.gather_text(Call("name the layer", long_wait=True), found)[0]
 
 
-def _tolerance(dtype: torch.dtype, device: torch.device) -> float:
-    coarse = torch.is_autocast_enabled(device.type) and dtype != torch.float64
-    return _COARSE if coarse else TOLERANCES.get(dtype, _COARSE)
+def _tolerance(dtype: torch.dtype, lowest: torch.dtype) -> float:
+    """The largest difference of a loss, relative to it or to 1, and of a gradient, relative to the largest.
+
+    ``dtype``: of the weights; ``lowest``: of all that was computed, in pieces that convert rows or by autocast.
+    """
+    if dtype == torch.float64:
+        return {torch.float64: 1e-9, torch.float32: 1e-6}.get(lowest, 1e-2)
+    return 1e-3 if lowest == torch.float32 else 5e-2
 
 
 class _LayerSums:
     """Sums of squares of the outputs of message-passing layers and of their gradients, in the order of the calls."""
 
-    def __init__(self, num_ranks: int) -> None:
-        self._num_ranks = num_ranks
+    def __init__(self, factor: int) -> None:
+        self._factor = factor
         self.sums: dict[str, float] = {}
 
     @contextmanager
@@ -396,7 +425,7 @@ class _LayerSums:
         self.sums[f"{what} {len(self.sums)}"] = float(rows.detach().double().square().sum())
 
     def add_gradient(self, name: str, gradient: Tensor) -> None:
-        self.add(f"gradients of the outputs of {name}", gradient / self._num_ranks)  # an average over the ranks follows
+        self.add(f"gradients of the outputs of {name}", gradient / self._factor)
 
     def first_difference(self, of_ranks: list[dict[str, float]], tolerance: float) -> str:
         """What is the first to differ from the sums over all ranks, which have each row once.
@@ -422,26 +451,32 @@ class _SumOutputs(OwnHook):
                 rows.register_hook(partial(self._sums.add_gradient, self._name))
 
 
-def _owners(model: Module, loss_fn: object) -> list[Any]:
-    """What a step may change: the modules of the model, and the loss function if it is an object or a method of one."""
+def _owners(models: list[Module], loss_fn: object) -> list[Any]:
+    """What a step may change: the modules of models, and the loss function if it is an object or a method of one."""
     owner = getattr(loss_fn, "__self__", loss_fn)
     more = list(owner.modules()) if isinstance(owner, Module) else [owner]
-    distinct = {id(each): each for each in [*model.modules(), *more]}.values()
+    distinct = {
+        id(each): each for each in [*(module for model in models for module in model.modules()), *more]
+    }.values()
     return [each for each in distinct if hasattr(each, "__dict__") and not isinstance(each, _WITHOUT_STATE)]
 
 
 @contextmanager
-def _copied_state(owners: list[Any], dtype: torch.dtype, device: torch.device) -> Iterator[None]:
+def _copied_state(
+    owners: list[Any], wrapped: list[Parameter], dtype: torch.dtype, device: torch.device
+) -> Iterator[None]:
     """Replace the parameters, buffers and attributes of objects by copies; restore them and the generators.
 
     The tables of modules are changed and not their attributes: an LSTM also has a list of its parameters, which it
-    changes when an attribute is set. Meanwhile the parameters themselves require no gradient: a loss may hold them.
+    changes when an attribute is set. Meanwhile the parameters themselves, and others that are ``wrapped``, require no
+    gradient: a loss may hold them.
     """
     modules = [each for each in owners if isinstance(each, Module)]
     tables = [(table, dict(table)) for each in modules for table in (each._parameters, each._buffers)]
     states = [(vars(each), dict(vars(each))) for each in owners]
     tensors = [tensor for _, table in tables for tensor in table.values() if tensor is not None]
-    trained = [tensor for tensor in tensors if isinstance(tensor, Parameter) and tensor.requires_grad]
+    found = {id(each): each for each in (*tensors, *wrapped) if isinstance(each, Parameter) and each.requires_grad}
+    trained = list(found.values())
     copies: dict[int, Any] = {id(each): each for each in owners}
     python, numpy = random.getstate(), np.random.get_state()
     try:

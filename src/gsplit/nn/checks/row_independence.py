@@ -14,6 +14,7 @@ outputs stay the same may be a boundary.
 import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,9 +35,25 @@ from gsplit.nn.split_forward import SplitForward
 
 __all__ = ["check_row_independence", "check_rows", "has_tables", "perturbed_copy"]
 
-_Outputs = list[tuple[Any, slice]]
-"""The model's outputs for some of the targets, and which targets these are."""
 OverrideForwardPass = Callable[[Module, ForwardPass], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True)
+class _Run:
+    """The model's output on a toy batch, and the buffers that forwards change, after it."""
+
+    out: Any
+    buffers: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """Of one mode: with all targets, with the same again, with some of the targets, which are slices, and with none."""
+
+    whole: _Run
+    again: _Run
+    parts: list[tuple[_Run, slice]]
+    empty: _Run
 
 
 class _DeterministicPass(ForwardPass):
@@ -74,7 +91,7 @@ def check_row_independence(
     if has_tables(model, num_vertices):
         copies.append((None, None))
 
-    def outputs(dtype: torch.dtype | None, max_rows: int | None) -> tuple[list[_Outputs], frozenset[int]]:
+    def outputs(dtype: torch.dtype | None, max_rows: int | None) -> tuple[list[_Runs], frozenset[int]]:
         perturbed = perturbed_copy(model, dtype, max_rows)
         return _outputs_of(perturbed, plan, like if dtype is None else like.to(dtype), override_forward_pass)
 
@@ -86,21 +103,41 @@ def check_row_independence(
         else:
             dtype, max_rows = copies[-1]
             found, boundaries = outputs(dtype, max_rows)
-    for whole, *parts in found:
-        for part, half in parts:
-            check_rows(whole[0], part, half)
+    for runs in found:
+        _check_state(runs)
+        for part, half in runs.parts:
+            check_rows(runs.whole.out, part.out, half)
     return boundaries
+
+
+def _check_state(runs: _Runs) -> None:
+    """Refuse buffers that depend on rows, and outputs that depend on more than rows, weights and buffers."""
+    others = [runs.again, runs.empty, *(run for run, _ in runs.parts)]
+    buffers = runs.whole.buffers
+    differing = [name for name in buffers if not all(_all_close([buffers[name]], [o.buffers[name]]) for o in others)]
+    if differing:
+        fix = "use torch.nn.BatchNorm1d, or keep such statistics outside of the model"
+        got = f"{', '.join(differing)}, which would differ between ranks"
+        raise InputError(explain("the model", "buffers that do not depend on a mini-batch's rows", got, fix))
+    if not _all_close(list(tensors_of(runs.whole.out)), list(tensors_of(runs.again.out))):
+        fix = "read no time, keep no rows between calls, and count calls in a buffer (register_buffer)"
+        got = "outputs that change from call to call"
+        raise InputError(explain("the model", "the same outputs for the same mini-batch", got, fix))
 
 
 def _outputs_of(
     model: Module, plan: ForwardPlan, like: Toys, override_forward_pass: OverrideForwardPass
-) -> tuple[list[_Outputs], frozenset[int]]:
+) -> tuple[list[_Runs], frozenset[int]]:
     """Outputs for all targets and for each half, in evaluation and in training, and the possible boundaries.
 
-    The model also runs on a batch without rows, as a rank may have.
+    The model also runs on a batch without rows, as a rank may have. All runs begin with the same buffers.
     """
+    buffers = {name: model.get_buffer(name) for name in plan.changed_buffers}
 
-    def run(vertices: Batch) -> Any:
+    def run(vertices: Batch) -> _Run:
+        for name, buffer in buffers.items():
+            owner, _, last = name.rpartition(".")
+            model.get_submodule(owner)._buffers[last] = buffer.clone()
         batch = like.with_pairs(vertices, plan.pairs) if plan.pairs else vertices
         forward_pass = _DeterministicPass(batch, plan)
         with override_forward_pass(model, forward_pass):
@@ -110,23 +147,25 @@ def _outputs_of(
             got = f"a forward without {left_out} where a rank has no rows: other ranks would wait for it"
             fix = "call all layers whatever the rows are"
             raise InputError(explain("the model", "the same layers in every forward", got, fix))
-        return _compared(batch, plan.pairs, out) if isinstance(batch, ToyLinkBatch) else out
+        out = _compared(batch, plan.pairs, out) if isinstance(batch, ToyLinkBatch) else out
+        return _Run(out, {name: model.get_buffer(name) for name in buffers})
 
     def runs_with_boundary(level: int, expected: Any) -> bool:
         with suppress(InputError):
-            out = run(like.boundary(plan.depth, level))
+            out = run(like.boundary(plan.depth, level)).out
             return _all_close(list(tensors_of(expected)), list(tensors_of(out)))
         return False
 
-    run(like.empty(plan.depth))
-    found: list[_Outputs] = []
-    halves = like.halves(plan.depth)
+    found: list[_Runs] = []
+    (all_targets, _), *halves = like.halves(plan.depth)
     boundaries = set(range(1, plan.depth))
     for training in (False, True):
         model.train(training)
-        found.append([(run(batch), half) for batch, half in halves])
-        whole = found[-1][0][0]
-        boundaries = {level for level in sorted(boundaries) if runs_with_boundary(level, whole)}
+        empty = run(like.empty(plan.depth))
+        whole = run(all_targets)
+        again = run(all_targets)
+        found.append(_Runs(whole, again, [(run(batch), half) for batch, half in halves], empty))
+        boundaries = {level for level in sorted(boundaries) if runs_with_boundary(level, whole.out)}
     return found, frozenset(boundaries)
 
 
@@ -169,9 +208,11 @@ def _all_close(expected: list[Tensor], found: list[Tensor]) -> bool:
     if len(expected) != len(found):
         return False
     for one, other in zip(expected, found, strict=True):
-        scale = float(one.abs().nan_to_num(0.0, 0.0, 0.0).max()) if one.is_floating_point() and one.numel() else 0.0
+        scale = 0.0
+        if one.is_floating_point() and one.numel():
+            scale = float(one.detach().abs().nan_to_num(0.0, 0.0, 0.0).max())
         tolerance = (1e-9 if one.dtype == torch.float64 else 1e-3) * (scale + 1e-3)
-        if one.shape != other.shape or not torch.allclose(one, other, rtol=0.0, atol=tolerance):
+        if one.shape != other.shape or not torch.allclose(one, other, rtol=0.0, atol=tolerance, equal_nan=True):
             return False
     return True
 
