@@ -19,6 +19,7 @@ from itertools import count, groupby
 import torch
 
 from gsplit.device.devices import resolve_device
+from gsplit.device.environment import prepare_environment
 from gsplit.distributed.comm.comm import Call, Comm, Levels, SoloComm
 from gsplit.distributed.comm.group_comm import GroupComm
 from gsplit.distributed.comm.process_groups import Connection, connect, is_connected, num_connected_ranks
@@ -364,7 +365,7 @@ def init(
         fix = "leave sample_device out"
         raise InputError(explain("sample_device", f"the CPU or the model's device, {device}", sample_device, fix))
     if device.type != "cpu":
-        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # sizes change with every step
+        prepare_environment()
         torch.get_device_module(device).set_device(device)
         _warn_of_slow_kernels(device)
     if _num_launched_ranks() == 1 and not is_connected():
