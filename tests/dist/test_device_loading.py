@@ -11,6 +11,7 @@ from device_loading_programs import (
     Trained,
     count_loading,
     count_waits_by_thread,
+    fill_the_device,
     forget_to_join,
     make_many_between_steps,
     notes_of_a_run,
@@ -22,6 +23,7 @@ from device_loading_programs import (
 from triton_process import triton_process
 
 import gsplit
+from gsplit.device.devices import DEVICE_MARGIN
 from gsplit.store.build import build_store
 from gsplit.store.feature_types import write_with_features
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
@@ -196,6 +198,20 @@ def test_a_device_cache_that_does_not_fit_is_refused(store: str) -> None:
     assert said["20KB"] == "[5, 5]"
     assert "device_cache: expected 124800 bytes of free memory of sim:0" in said["1GB"]
     assert "simulated device out of memory. Tried to allocate" in said["1GB"]
+
+
+@pytest.mark.parametrize(
+    "num_ranks, replicas, hosts, num_communicators", [(2, 1, (), 1), (4, 2, (), 2), (4, 1, (2, 2), 3)]
+)
+def test_communicators_take_their_memory_before_rows_fill_the_rest(
+    store: str, num_ranks: int, replicas: int, hosts: tuple[int, ...], num_communicators: int
+) -> None:
+    """One for all that crosses between devices; more only for other sets of ranks."""
+    sizes = (3_280_000_000, num_communicators, 30_000)  # as measured on eight H100
+    ranks = run_ranks(fill_the_device, num_ranks, store, *sizes, device="sim:0", replicas=replicas, hosts=hosts)
+    for found in ranks:
+        assert found.opened == found.after_training == num_communicators
+        assert 20_000 < found.cache_bytes <= 31_000 and found.free_bytes > DEVICE_MARGIN - 10**6
 
 
 def test_a_device_cache_without_a_device_is_refused(store: str) -> None:

@@ -230,6 +230,30 @@ def sample_with_triton(path: str, cases: list[tuple[list[int], dict[str, Any], i
     return [run_ranks(sample_on_both, 2, path, *case, device="sim:0", sample_device="sim:0") for case in cases]
 
 
+@dataclass(frozen=True)
+class Filled:
+    """Communicators when a loader was opened and after an epoch, and the bytes that were free then and of its cache."""
+
+    opened: int
+    after_training: int
+    free_bytes: int
+    cache_bytes: int
+
+
+def fill_the_device(mesh: Mesh, path: str, communicator_bytes: int, num_communicators: int, cache_bytes: int) -> Filled:
+    """Train with as many rows on the device as fit beside the margin and so many communicators."""
+    state = switched_on().state
+    state.communicator_bytes = communicator_bytes
+    state.memory_bytes = DEVICE_MARGIN + num_communicators * communicator_bytes + cache_bytes
+    opened = len(state.communicators)
+    loader = _loader(mesh, path, {})
+    before = state.used_bytes
+    model = gsplit.parallelize(GraphSAGE(24, 16, 2, 4), mesh)
+    gsplit.Trainer(model, torch.optim.Adam(model.parameters()), loader).train_epoch()
+    free, _ = torch.get_device_module(mesh.device).mem_get_info(mesh.device)
+    return Filled(opened, len(state.communicators), free, before)
+
+
 def count_waits_by_thread(mesh: Mesh, path: str) -> tuple[int, dict[str, int]]:
     """The steps of an epoch with prefetching, and how often each thread has waited for the device meanwhile."""
     graph, log, found = gsplit.open(path), switched_on().log, Counter[str]()
