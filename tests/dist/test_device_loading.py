@@ -155,6 +155,12 @@ def test_a_device_that_samples_waits_twice_per_layer_and_once_more(store: str) -
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_samplers_of_a_device_share_its_edges(small_store: str) -> None:
+    with triton_process({"TRITON_INTERPRET": "1"}) as run:
+        assert run("device_loading_programs.copies_with_triton", small_store) == [1, 1]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 def test_int8_rows_stay_int8_until_the_device_gathers_them(small_store: str, tmp_path: Path) -> None:
     """The bits of the host, and a quarter of the registered memory."""
     made = str(write_with_features(gsplit.open(small_store), tmp_path / "int8.gsplit", "int8").path)
