@@ -11,6 +11,7 @@ from device_loading_programs import (
     Trained,
     count_loading,
     count_waits_by_thread,
+    fill_the_device,
     forget_to_join,
     make_many_between_steps,
     notes_of_a_run,
@@ -22,6 +23,7 @@ from device_loading_programs import (
 from triton_process import triton_process
 
 import gsplit
+from gsplit.device.devices import DEVICE_MARGIN
 from gsplit.store.build import build_store
 from gsplit.store.feature_types import write_with_features
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
@@ -153,6 +155,12 @@ def test_a_device_that_samples_waits_twice_per_layer_and_once_more(store: str) -
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_samplers_of_a_device_share_its_edges(small_store: str) -> None:
+    with triton_process({"TRITON_INTERPRET": "1"}) as run:
+        assert run("device_loading_programs.copies_with_triton", small_store) == [1, 1]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 def test_int8_rows_stay_int8_until_the_device_gathers_them(small_store: str, tmp_path: Path) -> None:
     """The bits of the host, and a quarter of the registered memory."""
     made = str(write_with_features(gsplit.open(small_store), tmp_path / "int8.gsplit", "int8").path)
@@ -196,6 +204,20 @@ def test_a_device_cache_that_does_not_fit_is_refused(store: str) -> None:
     assert said["20KB"] == "[5, 5]"
     assert "device_cache: expected 124800 bytes of free memory of sim:0" in said["1GB"]
     assert "simulated device out of memory. Tried to allocate" in said["1GB"]
+
+
+@pytest.mark.parametrize(
+    "num_ranks, replicas, hosts, num_communicators", [(2, 1, (), 1), (4, 2, (), 2), (4, 1, (2, 2), 3)]
+)
+def test_communicators_take_their_memory_before_rows_fill_the_rest(
+    store: str, num_ranks: int, replicas: int, hosts: tuple[int, ...], num_communicators: int
+) -> None:
+    """One for all that crosses between devices; more only for other sets of ranks."""
+    sizes = (3_280_000_000, num_communicators, 30_000)  # as measured on eight H100
+    ranks = run_ranks(fill_the_device, num_ranks, store, *sizes, device="sim:0", replicas=replicas, hosts=hosts)
+    for found in ranks:
+        assert found.opened == found.after_training == num_communicators
+        assert 20_000 < found.cache_bytes <= 31_000 and found.free_bytes > DEVICE_MARGIN - 10**6
 
 
 def test_a_device_cache_without_a_device_is_refused(store: str) -> None:

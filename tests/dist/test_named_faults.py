@@ -7,20 +7,10 @@ from fault_programs import HANGS, LATE, MISMATCHES, hang, mismatch
 
 from gsplit_bench.ranks import run_ranks
 
-WAYS = pytest.mark.parametrize(
-    "device, shared_memory",
-    [("cpu", True), ("cpu", False), ("sim:0", False)],
-    ids=["shared memory", "gloo", "simulated"],
-)
 
-
-@pytest.mark.parametrize("device, shared_memory", [("cpu", True), ("sim:0", False)], ids=["shared memory", "simulated"])
-def test_the_rank_that_is_missing_is_named_with_its_stage_and_stack(device: str, shared_memory: bool) -> None:
-    names = [name for name in HANGS if device == "cpu" or name.endswith("sum")]
-    zero, one, two = run_ranks(hang, 3, names, shared_memory, device=device, shared_memory=shared_memory)
+def test_the_rank_that_is_missing_is_named_with_its_stage_and_stack() -> None:
+    zero, one, two = run_ranks(hang, 3, list(HANGS), True)
     for name, call in (("counts", "count ids of step 9, layer 1"), ("sum", "mean of step 9")):
-        if f"away, {name}" not in names:
-            continue
         for told in (zero[f"away, {name}"], two[f"away, {name}"]):
             assert told.startswith("RankFaultError: rank ")
             assert f": {call}: expected all ranks to join within 2 s (got rank 1 (process " in told
@@ -32,20 +22,17 @@ def test_the_rank_that_is_missing_is_named_with_its_stage_and_stack(device: str,
         assert "rank 1 (process " in told and "is stopped (SIGSTOP or a debugger)" in told
         assert "its last stage: forward of epoch 2, step 9, " in told and "kill -CONT" in told
         assert "innermost call" not in told  # it cannot answer
-    assert {one[name] for name in names if name[:4] in ("away", "stop")} == {"passed: None"}
-    if device != "cpu":
-        return
+    assert {one[name] for name in HANGS if name[:4] in ("away", "stop")} == {"passed: None"}
     assert "(got rank 1 (process " in zero["chain"] and "rank 2 (" not in zero["chain"]
     assert {told["long wait"] for told in (zero, one, two)} == {"passed: ['0', '1', '2']"}
     assert zero["straggler"] == one["straggler"] == two["straggler"]
     assert zero["straggler"].startswith("passed: rank 1 keeps the others waiting: they wait ")
 
 
-@WAYS
-def test_ranks_that_do_not_do_the_same_are_named_and_nothing_is_aborted(device: str, shared_memory: bool) -> None:
+@pytest.mark.parametrize("shared_memory", [True, False], ids=["shared memory", "gloo"])
+def test_ranks_that_do_not_do_the_same_are_named_and_nothing_is_aborted(shared_memory: bool) -> None:
     names = [name for name in MISMATCHES if shared_memory or name != LATE]
-    names = [name for name in names if device == "cpu" or name not in ("epoch", "kind")]
-    ranks = run_ranks(mismatch, 2, names, shared_memory, device=device, shared_memory=shared_memory)
+    ranks = run_ranks(mismatch, 2, names, shared_memory, shared_memory=shared_memory)
     parts = {
         "mean against sum": ("rank 0: mean of step 0", "rank 1: sum of step 0"),
         "frozen": ("6 of 6 parameters trained", "rank 1: ", "5 of 6 parameters trained, not convs.0.lin_l.weight"),
@@ -63,7 +50,7 @@ def test_ranks_that_do_not_do_the_same_are_named_and_nothing_is_aborted(device: 
         for told in (rank[name] for rank in ranks):
             assert told.startswith(("RankFaultError: rank ", "RankFaultError: the weights "))
             assert all(part in told for part in expected), told
-    for rank, other in ((0, 5), (1, 4)) if "epoch" in names else ():
+    for rank, other in ((0, 5), (1, 4)):
         assert f"(epoch {other}, seed 0)" in ranks[rank]["epoch"] or f"; epoch {other}, seed 0)" in ranks[rank]["epoch"]
     for told in (rank["two threads"] for rank in ranks):
         assert "Error: " in told and ("from one thread" in told or "one thread that uses the mesh" in told)

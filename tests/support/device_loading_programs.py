@@ -18,6 +18,7 @@ from gsplit.minibatch.batch import Batch
 from gsplit.run.config import TrainSettings
 from gsplit.run.results import RunView
 from gsplit.run.training import train_run
+from gsplit.sampling import neighbor_triton
 from gsplit_bench import simulated
 from gsplit_bench.ranks import run_ranks
 from gsplit_bench.simulated import switched_on
@@ -209,7 +210,7 @@ def sample_on_both(
             for each in (mesh, replace(mesh, sample_device=torch.device("cpu")))
         )
     sampler: Any = there._makers[0].strategy._own
-    assert sampler.cached.nbytes == min(edge_bytes, sampler.indices.nbytes)
+    assert sampler.edges.cached.nbytes == min(edge_bytes, sampler.edges.indices.nbytes)
     for batch in list(there):  # so that counts are not of batches made ahead
         start = log.counts()
         again = there.make_batch(0, batch.key.step)
@@ -228,6 +229,51 @@ def sample_on_both(
 def sample_with_triton(path: str, cases: list[tuple[list[int], dict[str, Any], int]]) -> list[Any]:
     """``sample_on_both`` on two ranks in a process that has Triton's interpreter on from its start."""
     return [run_ranks(sample_on_both, 2, path, *case, device="sim:0", sample_device="sim:0") for case in cases]
+
+
+def count_edge_copies(mesh: Mesh, path: str) -> int:
+    """How often the rank's edges are copied for the device: for two loaders, evaluation and first batches again."""
+    store = gsplit.open(path)
+    with patch("gsplit.sampling.neighbor_triton._place_edges", wraps=neighbor_triton._place_edges) as copies:
+        loaders = [
+            gsplit.NeighborLoader(store, [2, 2], "train", batch_size=100, mesh=mesh, prefetch=prefetch)
+            for prefetch in (2, 0)
+        ]
+        assert len(list(loaders[0].small_batches(alone=False))) == 2
+        model = gsplit.parallelize(GraphSAGE(store.num_features, 4, 2, store.num_classes), mesh, verify_every=0)
+        gsplit.evaluate(model, store, ["train"])
+        samplers: list[Any] = [maker.strategy._own for loader in loaders for maker in loader._makers]
+    assert len({id(sampler.state) for sampler in samplers}) == len(samplers) == 2
+    return copies.call_count
+
+
+def copies_with_triton(path: str) -> list[int]:
+    """``count_edge_copies`` on two ranks in a process that has Triton's interpreter on from its start."""
+    return run_ranks(count_edge_copies, 2, path, device="sim:0", sample_device="sim:0")
+
+
+@dataclass(frozen=True)
+class Filled:
+    """Communicators when a loader was opened and after an epoch, and the bytes that were free then and of its cache."""
+
+    opened: int
+    after_training: int
+    free_bytes: int
+    cache_bytes: int
+
+
+def fill_the_device(mesh: Mesh, path: str, communicator_bytes: int, num_communicators: int, cache_bytes: int) -> Filled:
+    """Train with as many rows on the device as fit beside the margin and so many communicators."""
+    state = switched_on().state
+    state.communicator_bytes = communicator_bytes
+    state.memory_bytes = DEVICE_MARGIN + num_communicators * communicator_bytes + cache_bytes
+    opened = len(state.communicators)
+    loader = _loader(mesh, path, {})
+    before = state.used_bytes
+    model = gsplit.parallelize(GraphSAGE(24, 16, 2, 4), mesh)
+    gsplit.Trainer(model, torch.optim.Adam(model.parameters()), loader).train_epoch()
+    free, _ = torch.get_device_module(mesh.device).mem_get_info(mesh.device)
+    return Filled(opened, len(state.communicators), free, before)
 
 
 def count_waits_by_thread(mesh: Mesh, path: str) -> tuple[int, dict[str, int]]:

@@ -5,6 +5,7 @@ Each function makes one mistake on the simulated device; the tests say who must 
 
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -13,8 +14,8 @@ from torch.nn import Module
 from torch_geometric.nn import GraphSAGE
 
 import gsplit
-from gsplit.device.devices import AsyncHostCopy, StreamEvent
-from gsplit.distributed.comm.comm import Call
+from gsplit.device.devices import AsyncHostCopy, SideStream, StreamEvent, in_thread
+from gsplit.distributed.comm.comm import Call, SoloComm
 from gsplit.distributed.comm.mesh import Mesh
 from gsplit.kernels.csr import csr_matrix
 from gsplit.kernels.rows import copy_rows
@@ -218,6 +219,55 @@ def _value_much_later() -> None:
     _late_value(launches=1000)
 
 
+def _from_a_thread(act: Callable[[], object]) -> None:
+    """Do something in a thread of its own, which starts on the first device that the process sees."""
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            act()
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+
+
+def _launch_on_a_stream(*, on_device: bool) -> None:
+    side = SideStream(torch.device("sim", 0))
+
+    def act() -> None:
+        with in_thread(torch.device("sim", 0)) if on_device else nullcontext(), side.running():
+            pass
+
+    _from_a_thread(act)
+
+
+def _thread_without_its_device() -> None:
+    _launch_on_a_stream(on_device=False)
+
+
+def _thread_on_its_device() -> None:
+    _launch_on_a_stream(on_device=True)
+
+
+def _late_communicator() -> None:
+    """A process group that is first used when the memory is full."""
+    state = switched_on().state
+    before = state.memory_bytes, state.communicator_bytes
+    state.memory_bytes, state.communicator_bytes = 1 << 20, 1 << 20
+    try:
+        rows = torch.ones(10, device="sim")
+        state.open_communicator("one more")
+        del rows
+    finally:
+        state.memory_bytes, state.communicator_bytes = before
+        state.communicators.discard("one more")
+
+
 def _unfinished_time() -> None:
     start, stop = (torch.sim.Event(enable_timing=True) for _ in range(2))  # type: ignore[attr-defined]
     start.record()
@@ -289,6 +339,9 @@ ALONE: dict[str, tuple[Callable[[], object], str | None]] = {
     "a copy that the host did not wait for": (_unwaited_copy, "AssertionError: read [0.0, 0.0, 0.0] too early"),
     "more memory than there is": (_too_much_memory, "OutOfMemoryError: simulated device out of memory. Tried to alloc"),
     "memory that is used again": (_memory_used_again, None),
+    "a stream of a thread without its device": (_thread_without_its_device, "ContextError: a context on sim:1"),
+    "a stream of a thread on its device": (_thread_on_its_device, None),
+    "a communicator that finds the memory full": (_late_communicator, "RuntimeError: NCCL error: out of memory"),
     "draws from the device's generator": (_draws, "InputError: the model: expected no randomness of its own"),
 }
 """What is done, and what must be said; None where nothing is wrong."""
@@ -308,13 +361,12 @@ def make_mistakes(mesh: Mesh) -> dict[str, str | None]:
     return {name: _said(act) for name, (act, _) in ALONE.items()}
 
 
-def _exchange(mesh: Mesh, *, wait: bool = True) -> None:
+def _exchange(mesh: Mesh) -> tuple[Tensor, Tensor]:
+    """The rows that were sent, and those that were received."""
     rows, out = torch.ones(2, 3, device="sim"), torch.empty(2, 3, device="sim")
-    work = mesh.shuffles.all_to_all(Call("exchange"), out, rows, (1, 1), (1, 1))
-    if wait:
-        work.wait()
-    out.sum()
-    work.wait()
+    mesh.shuffles.all_to_all(Call("exchange"), out, rows, (1, 1), (1, 1)).wait()
+    assert out.sum().item() == 6
+    return rows, out
 
 
 def _host_tensor(mesh: Mesh) -> None:
@@ -343,60 +395,69 @@ def _two_threads(mesh: Mesh) -> None:
 
 
 def _other_order(mesh: Mesh) -> None:
-    switched_on().tracker.check = False  # or it would say first that two groups are in flight
-    groups = [mesh.world, mesh.gradients]
-    works = [
-        comm.all_reduce(Call("sum"), torch.ones(2, device="sim"))  # gloo's groups do not mind, NCCL's would hang
-        for comm in (groups if mesh.rank == 0 else reversed(groups))
-    ]
-    for work in works:
-        work.wait()
+    """One more group of the device, which only rank 0 uses."""
+    assert isinstance(mesh.world, CheckedComm)
+    if mesh.rank == 0:
+        alone = CheckedComm(SoloComm("sim"), "alone", mesh.world.rules)
+        alone.all_reduce(Call("sum"), torch.ones(2, device="sim")).wait()
 
 
-def _two_groups(mesh: Mesh) -> None:
-    """The second collective is issued before the first was waited for, so the device may run both at once."""
+def _two_streams(mesh: Mesh, *, wait: bool) -> None:
+    """The second collective is issued on another stream, so the device may run both at once."""
     sums = [torch.ones(2, device="sim") for _ in range(2)]
-    works = [comm.all_reduce(Call("sum"), each) for comm, each in zip([mesh.world, mesh.gradients], sums, strict=True)]
-    for work in works:
-        work.wait()
+    side, main = switched_on().new_stream("side"), torch.sim.current_stream()  # type: ignore[attr-defined]
+    side.wait_stream(main)
+    mesh.world.all_reduce(Call("sum"), sums[0]).wait()
+    if wait:
+        side.wait_stream(main)
+    with side:
+        mesh.gradients.all_reduce(Call("sum"), sums[1]).wait()
+    side.synchronize()
 
 
 def _late_rank(mesh: Mesh, wait_in: str) -> None:
-    """Rank 0 works ten minutes less a second alone, and then all ranks meet in a group."""
+    """Rank 0 works alone for longer than torch waits on a device, or as long as ranks wait on the host."""
     comm: CheckedComm = getattr(mesh, wait_in)
     comm.rules.start_clocks()
     if mesh.rank == 0:
-        comm.rules.work_alone(599)
+        comm.rules.work_alone(599 if wait_in == "control" else 700)
     if wait_in == "control":
         comm.gather_text(Call("finish file", long_wait=True), "")
     mesh.world.all_reduce(Call("sum"), torch.ones(2, device="sim")).wait()
 
 
 def _reads_too_early(mesh: Mesh) -> None:
-    _exchange(mesh, wait=False)
+    """Another stream reads what was received, and does not wait for the exchange."""
+    side = switched_on().new_stream("side")
+    rows, out = torch.ones(2, 3, device="sim"), torch.empty(2, 3, device="sim")
+    side.wait_stream(torch.sim.current_stream())  # type: ignore[attr-defined]
+    mesh.shuffles.all_to_all(Call("exchange"), out, rows, (1, 1), (1, 1)).wait()
+    with side:
+        out.sum()
 
 
 def _writes_too_early(mesh: Mesh) -> None:
-    """A send buffer is written again before the wait."""
+    """Another stream writes what was sent, and does not wait for the exchange."""
+    side = switched_on().new_stream("side")
     rows, out = torch.ones(2, 3, device="sim"), torch.empty(2, 3, device="sim")
-    work = mesh.shuffles.all_to_all(Call("exchange"), out, rows, (1, 1), (1, 1))
-    try:
+    side.wait_stream(torch.sim.current_stream())  # type: ignore[attr-defined]
+    mesh.shuffles.all_to_all(Call("exchange"), out, rows, (1, 1), (1, 1)).wait()
+    with side:
         rows.fill_(0.0)
-    finally:
-        work.wait()
 
 
 TOGETHER: dict[str, tuple[Callable[[Mesh], object], str | None]] = {
     "an exchange": (_exchange, None),
-    "an exchange that nobody waits for": (_reads_too_early, "RaceError: sum on stream default reads what exchange on"),
-    "rows written while they are sent": (_writes_too_early, "RaceError: fill_ on stream default writes what exchange"),
+    "an exchange that nobody waits for": (_reads_too_early, "RaceError: sum on stream side reads what exchange on"),
+    "rows written while they are sent": (_writes_too_early, "RaceError: fill_ on stream side writes what exchange"),
     "a host tensor": (_host_tensor, "RuleError: sum: a tensor of the host, [2]"),
     "a tensor that is not contiguous": (_not_contiguous, "RuleError: sum: a tensor that is not contiguous, [3, 2]"),
     "two threads": (_two_threads, "two threads issue collectives at once"),
-    "two groups in flight": (_two_groups, "RuleError: sum: nccl gradients and nccl world are in flight at once"),
-    "a rank that works alone": (lambda mesh: _late_rank(mesh, "world"), "RuleError: sum: rank 0 comes 599 s late"),
+    "two streams": (lambda mesh: _two_streams(mesh, wait=False), "on stream side and on stream default are in flight"),
+    "two streams in order": (lambda mesh: _two_streams(mesh, wait=True), None),
+    "a rank that works alone": (lambda mesh: _late_rank(mesh, "world"), "RuleError: sum: rank 0 comes 700 s late"),
     "a rank that others wait for on the host": (lambda mesh: _late_rank(mesh, "control"), None),
-    "another order on rank 1": (_other_order, "RuleError: collective 0 is not the same on all ranks. rank 0: world"),
+    "another order on rank 1": (_other_order, "RuleError: collective 0 is not the same on all ranks. rank 0: alone"),
 }
 
 

@@ -189,7 +189,7 @@ def check_sampling(
     draw = Draw(options or DrawOptions(), np.arange(shape[0])[::-1] if renumbered else np.arange(0), weights)
     host = HostNeighborSampler(graph, original, edge_ids=edge_ids, draw=draw)
     device = TritonNeighborSampler(graph, original, CPU, edge_ids=edge_ids, draw=draw)
-    assert device.indices.numel() == graph.num_edges
+    assert device.edges.indices.numel() == graph.num_edges
     for step in range(2):
         targets = torch.from_numpy(first + rng.permutation(stop - first)[: max(1, (stop - first) // 7)])
         with triton_order.program_order(seed):

@@ -60,6 +60,7 @@ def test_a_small_module_has_several_importers_or_is_a_concept() -> None:
     concepts = {
         "gsplit.extending": "public names",
         "gsplit.cli.report_command": "one file per command",
+        "gsplit.device.environment": "the name a reader searches for",
         "gsplit.distributed.watch.stragglers": "the name a reader searches for",
         "gsplit.kernels.file_rows": "a kernel",
         "gsplit.kernels.triton.sums": "a kernel",

@@ -3,12 +3,12 @@
 - tensors lie on the device and are contiguous;
 - one thread at a time issues collectives, over ALL groups: otherwise their order on the device is left to chance;
 - every rank issues the same collectives in the same order over all groups (``CollectiveRules.compare_ranks``);
-- a collective of one group comes, on the device, after those of all other groups: two communicators in flight at once
-  may each hold what the other waits for;
-- a rank that comes later than the timeout finds the others ended by NCCL's watchdog. Clocks are simulated: a test says
+- a collective comes, on the device, after all earlier ones, of whatever group: two in flight at once may each hold what
+  the other waits for;
+- a rank that comes later than ten minutes finds the others ended by torch's watchdog; on the host a minute is too late
+  where nobody works alone. Clocks are simulated: a test says
   how long a rank has worked alone (``CollectiveRules.work_alone``);
-- a collective runs on a stream of its group: it comes after the stream that issues it, and only ``wait()`` makes that
-  stream come after it. A forgotten wait is a race (``streams``).
+- a collective runs on the current stream: other streams have to wait for it (``streams``).
 """
 
 import json
@@ -66,16 +66,14 @@ class CollectiveRules:
         finally:
             self._busy.release()
 
-    def launch(self, group: str, call: Call, reads: list[Tensor], writes: list[Tensor]) -> str:
-        """Put a collective on its group's stream, after the stream that issues it; returns the group's stream."""
-        tracker, name = self.tracker, f"nccl {group}"
-        tracker.order_after(name, tracker.snapshot(tracker.current()))
+    def launch(self, call: Call, reads: list[Tensor], writes: list[Tensor]) -> None:
+        """Put a collective on the current stream."""
+        tracker, name = self.tracker, self.tracker.current()
         number = tracker.launch(name, host_tensors(reads), host_tensors(writes), str(call))
         for other, newest in self._newest.items():
             if other != name and not tracker.is_ordered(name, other, newest):
-                raise RuleError(f"{call}: {name} and {other} are in flight at once, and nothing orders them")
+                raise RuleError(f"{call}: collectives on stream {name} and on stream {other} are in flight at once")
         self._newest[name] = number
-        return name
 
     def start_clocks(self) -> None:
         """Compare the ranks' clocks in every collective from now on. All ranks do."""
@@ -91,7 +89,7 @@ class CollectiveRules:
         if self._clock_s is None:
             return
         clocks = comm.all_to_all_counts(Call("compare clocks"), (self._clock_s,) * comm.size)
-        limit = self._long_timeout_s if call.long_wait and comm.device.type == "cpu" else self._timeout_s
+        limit = self._timeout_s if comm.device.type == "cpu" and not call.long_wait else self._long_timeout_s
         if max(clocks) - min(clocks) > limit:
             late = clocks.index(max(clocks))
             raise RuleError(f"{call}: rank {late} comes {max(clocks) - min(clocks)} s late, the limit is {limit:g} s")
@@ -104,16 +102,6 @@ class CollectiveRules:
             if len(set(entries)) > 1:
                 said = "; ".join(f"rank {rank}: {entry}" for rank, entry in enumerate(entries))
                 raise RuleError(f"collective {place} is not the same on all ranks. {said}")
-
-
-class _CheckedWork:
-    def __init__(self, work: Work, tracker: StreamTracker, stream: str) -> None:
-        self._work, self._tracker, self._stream = work, tracker, stream
-
-    def wait(self) -> None:
-        """As on NCCL: the current stream comes after the collective; the host goes on."""
-        self._work.wait()
-        self._tracker.order_after(self._tracker.current(), self._tracker.snapshot(self._stream))
 
 
 class CheckedComm:
@@ -135,9 +123,9 @@ class CheckedComm:
             yield
 
     def _launched(self, work: Work, call: Call, reads: list[Tensor], writes: list[Tensor]) -> Work:
-        if not self._on_device:
-            return work
-        return _CheckedWork(work, self.rules.tracker, self.rules.launch(self._group, call, reads, writes))
+        if self._on_device:
+            self.rules.launch(call, reads, writes)
+        return work
 
     @property
     def waited_s(self) -> float:
@@ -150,8 +138,9 @@ class CheckedComm:
         with self._issue("counts", call):
             found = self._comm.all_to_all_counts(call, counts)
             if self._on_device:
-                stream = self.rules.launch(self._group, call, [], [])
-                self.rules.tracker.host_waited(self.rules.tracker.snapshot(stream))
+                tracker = self.rules.tracker
+                self.rules.launch(call, [], [])
+                tracker.host_waited(tracker.snapshot(tracker.current()))
             return found
 
     def all_to_all(
@@ -191,8 +180,11 @@ class CheckedComm:
 
 def checked_mesh(mesh: Mesh, rules: CollectiveRules) -> Mesh:
     """The mesh with the rules on every group that lies on the device, and on ``control``."""
-    names = ("shuffles", "inputs", "gradients", "world")
-    on_device = {name: comm for name in names if (comm := getattr(mesh, name)).device.type != "cpu"}
-    checked: dict[str, Any] = {name: CheckedComm(comm, name, rules) for name, comm in on_device.items()}
+    made: dict[int, CheckedComm] = {}
+    checked: dict[str, Any] = {}
+    for name in ("shuffles", "inputs", "gradients", "world"):
+        comm = getattr(mesh, name)
+        if comm.device.type != "cpu":
+            checked[name] = made.setdefault(id(comm), CheckedComm(comm, name, rules))
     checked["control"] = CheckedComm(mesh.control, "control", rules)
     return replace(mesh, **checked)

@@ -80,19 +80,20 @@ class _Module:
         return self.on is not None
 
     def device_count(self) -> int:
+        """Those that a rank may choose."""
         return 1
 
     def current_device(self) -> int:
-        return 0
+        return self._active().tracker.current_device()
 
     def set_device(self, device: Any) -> None:
-        if torch.device(device).index != 0:
-            raise RuntimeError(f"invalid device ordinal: {device}, of 1 device")
+        self._active().tracker.set_device(torch.device(device).index)
 
-    def device(self, device: Any) -> Any:
+    @contextmanager
+    def device(self, device: Any) -> Iterator[None]:
         """The context in which a thread deals with the device."""
-        self.set_device(device)
-        return backend.SimMode()  # type: ignore[no-untyped-call]
+        with self._active().tracker.on_device(), backend.SimMode():  # type: ignore[no-untyped-call]
+            yield
 
     def cudart(self) -> "_Driver":
         return _Driver(self._active().state)
@@ -120,13 +121,13 @@ class _Module:
         """Free and all bytes; without a limit those of a large GPU."""
         state = self._active().state
         total = 80 << 30 if state.memory_bytes is None else state.memory_bytes
-        return total - state.used_bytes, total
+        return total - state.used_bytes - state.outside_bytes, total
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.float16, torch.bfloat16]
 
-    def Stream(self, device: Any = None) -> Any:  # noqa: N802  torch's name
-        return Stream(self._active().tracker)
+    def Stream(self, device: Any = None, priority: int = 0) -> Any:  # noqa: N802  torch's name
+        return Stream(self._active().tracker, priority=priority)
 
     def Event(self, enable_timing: bool = False) -> Any:  # noqa: N802  torch's name
         return Event(self._active().tracker, enable_timing)
@@ -136,7 +137,7 @@ class _Module:
         return Stream(tracker, tracker.current())
 
     def stream(self, stream: Any) -> Any:
-        return stream
+        return self._active().tracker.on(stream.name)
 
     def synchronize(self, device: Any = None) -> None:
         self.current_stream().synchronize()
@@ -175,7 +176,9 @@ def simulated_device(
     ``check_races``: every launch is compared with those of other streams. ``uuid``: what tells this device from those
     of other ranks. ``launches_behind``: after how many launches an event is over that the host does not wait for.
     ``memory_bytes``: tensors of the device that need more raise ``torch.OutOfMemoryError``.
-    Threads that the program starts itself have to enter the device too, as with every torch mode.
+    Threads that the program starts itself have to enter the device too, as with every torch mode. They start on another
+    device, ``sim:1``, as every rank's threads start on ``cuda:0``. Nothing may be done there, because torch gives a
+    backend in Python one device: setting it, and launching a Triton kernel before, is an error.
     """
     why = backend.why_not_supported()
     if why is not None:
@@ -183,6 +186,7 @@ def simulated_device(
     backend.install(_module, execution.run, execution.copy)
     log = DeviceLog()
     tracker = StreamTracker(log, check=check_races, launches_behind=launches_behind)
+    tracker.set_device(0)
     state = DeviceState(log, tracker, memory_bytes=memory_bytes)
     state.generator.manual_seed(torch.initial_seed())
     launcher = set_launcher(execution.launch_triton)

@@ -6,11 +6,13 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from gsplit_bench.simulated.backend import DEVICE_TYPE, SimTensor, correct_aliasing, sim_device, without_modes
 from gsplit_bench.simulated.operations import INDEXING, Operation, operation_of, why_host_waits
 from gsplit_bench.simulated.state import active, moved
+from gsplit_bench.simulated.streams import ContextError
 
 __all__ = ["copy", "host_tensors", "launch_triton", "run"]
 
@@ -81,6 +83,9 @@ def _run_collective(func: Any, args: Any, kwargs: Any, tensors: list[Tensor], he
         raise RuntimeError(f"{func._schema.name}: tensors of one collective on {sim_device()} and on the host")
     if any(not tensor.host.is_contiguous() for tensor in held):
         raise ValueError("Tensors must be contiguous")
+    for value in args if held else ():
+        if isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(value._type()):
+            active().open_communicator(dist.ProcessGroup.unbox(value).group_name)
     return func(*_unwrap(args), **_unwrap_options(kwargs))
 
 
@@ -210,6 +215,9 @@ def launch_triton(
 ) -> None:
     """A Triton kernel on tensors of the device: Triton's interpreter runs it on the host tensors."""
     name = getattr(kernel, "__name__", "kernel")
+    tracker = active().tracker
+    if tracker.current_device() != sim_device().index:
+        raise ContextError(f"{name} is launched on sim:{tracker.current_device()}, the device of another rank")
     hosts = [arg for arg in args if isinstance(arg, Tensor) and not isinstance(arg, SimTensor) and arg.dim() > 0]
     if any(not active().is_pinned(tensor) for tensor in hosts):
         raise ValueError(f"Pointer argument cannot be accessed from Triton (cpu tensor?): {name}")

@@ -34,6 +34,10 @@ class DeviceState:
     """How much memory the device has; None: not counted."""
     peak_bytes: int = 0
     """The most that was in use at once, of what was allocated while there was a limit."""
+    communicators: set[str] = field(default_factory=set)
+    """Process groups that have had a collective on the device: then NCCL allocates their buffers."""
+    communicator_bytes: int = 0
+    """How much memory each of them takes, outside of torch."""
     _allocated: dict[int, int] = field(default_factory=dict)
     copies_under_way: list[tuple[Tensor, Tensor, Clock]] = field(default_factory=list)
     """Pinned host tensors that nobody has waited for, what they will hold, and after which launches."""
@@ -51,7 +55,7 @@ class DeviceState:
             key, wanted = storage._cdata, -(-storage.nbytes() // _BLOCK) * _BLOCK
             if key in self._allocated:
                 continue
-            used = self.used_bytes
+            used = self.used_bytes + self.outside_bytes
             if used + wanted > self.memory_bytes:
                 raise torch.OutOfMemoryError(
                     f"simulated device out of memory. Tried to allocate {wanted} bytes; {used} of {self.memory_bytes} "
@@ -65,6 +69,17 @@ class DeviceState:
     def used_bytes(self) -> int:
         """What is allocated of the device's memory, counted where there is a limit."""
         return sum(self._allocated.values())
+
+    @property
+    def outside_bytes(self) -> int:
+        """What is allocated outside of torch."""
+        return len(self.communicators) * self.communicator_bytes
+
+    def open_communicator(self, group: str) -> None:
+        """A process group has a collective; its first one takes memory."""
+        self.communicators.add(group)
+        if self.memory_bytes is not None and self.used_bytes + self.outside_bytes > self.memory_bytes:
+            raise RuntimeError(f"NCCL error: out of memory: {len(self.communicators)} communicators")
 
     def note_operation(self, name: str, tensors: Sequence[Tensor]) -> None:
         """Keep an operation on tensors of the device, if somebody asks for them."""

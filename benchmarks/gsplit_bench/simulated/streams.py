@@ -22,8 +22,9 @@ from torch import Tensor
 
 from gsplit_bench.simulated.log import DeviceLog, calling_line
 
-__all__ = ["Clock", "Event", "RaceError", "Stream", "StreamTracker", "parts_of"]
+__all__ = ["Clock", "ContextError", "Event", "RaceError", "Stream", "StreamTracker", "parts_of"]
 
+_OWN, _OTHER = 0, 1  # devices: that of this rank, and that of another one
 _CAUGHT_UP_S = 30.0  # an idle device is through with everything
 Kind = Literal["read", "write"]
 Clock = dict[str, int]
@@ -32,6 +33,10 @@ Clock = dict[str, int]
 
 class RaceError(AssertionError):
     """Two launches touch the same memory and nothing orders them."""
+
+
+class ContextError(AssertionError):
+    """A thread works on the device of another rank, which costs memory there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +72,41 @@ class StreamTracker:
         name: str = getattr(self._local, "stream", "default")
         return name
 
+    def current_device(self) -> int:
+        """The device of this thread. It starts on the first that the process sees, which is another rank's; threads of
+        backward start on that of their tensors.
+        """
+        is_of_torch = isinstance(threading.current_thread(), threading._DummyThread)
+        device: int = getattr(self._local, "device", _OWN if is_of_torch else _OTHER)
+        return device
+
+    def set_device(self, device: int) -> None:
+        """Make a device the current one of this thread; refused if it is another rank's."""
+        if device != _OWN:
+            raise ContextError(f"a context on sim:{device}, the device of another rank; at {calling_line()}")
+        self._local.device = device
+
+    @contextmanager
+    def on_device(self) -> Iterator[None]:
+        """Make this rank's device the current one; at the end, torch makes no context on the one before."""
+        before = self.current_device()
+        self.set_device(_OWN)
+        try:
+            yield
+        finally:
+            self._local.device = before
+
     @contextmanager
     def on(self, name: str) -> Iterator[None]:
-        """Launch on another stream."""
-        before, self._local.stream = self.current(), name
+        """Launch on another stream. At the end torch sets the stream before, and with it the device before."""
+        device, before = self.current_device(), self.current()
+        self.set_device(_OWN)
+        self._local.stream = name
         try:
             yield
         finally:
             self._local.stream = before
+            self.set_device(device)
 
     def snapshot(self, name: str) -> Clock:
         """What is over once everything launched on a stream up to now is."""
@@ -193,8 +225,9 @@ class Stream:
 
     _count = itertools.count(1)
 
-    def __init__(self, tracker: StreamTracker, name: str | None = None) -> None:
+    def __init__(self, tracker: StreamTracker, name: str | None = None, priority: int = 0) -> None:
         self._tracker = tracker
+        self.priority = priority
         self.name = f"stream {next(self._count)}" if name is None else name
 
     def __enter__(self) -> "Stream":

@@ -107,10 +107,6 @@ class StreamEvent:
         self._event = module.Event()
         self._event.record(module.current_stream(device))
 
-    def is_over(self) -> bool:
-        """Whether the device has reached it."""
-        return bool(self._event.query())
-
     def wait(self) -> None:
         """Wait until the device has reached it."""
         if not self._event.query():
@@ -120,13 +116,14 @@ class StreamEvent:
 class SideStream:
     """A second stream of a device, for work that may run at the same time as that of the current stream.
 
-    It starts after all work that was launched on the current stream before.
+    It starts after all work that was launched on the current stream before. Its small kernels come before those that
+    wait on the current stream.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._module = _module(device)
-        self._stream = self._module.Stream(device)
+        self._stream = self._module.Stream(device, priority=-1)
         self._stream.wait_stream(self._module.current_stream(device))
 
     def running(self) -> AbstractContextManager[Any]:

@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.nn import Module
 
 from gsplit.array_types import Array
-from gsplit.distributed.comm.comm import Call
 from gsplit.distributed.comm.mesh import Mesh, init, solo_mesh
 from gsplit.doctor.finding import largest
 from gsplit.inference.evaluate import evaluate
@@ -43,7 +42,6 @@ __all__ = [
     "compare_options",
     "compare_sizes",
     "die",
-    "exchange_in_two_groups",
     "find_waits",
     "time_stages",
     "train_models",
@@ -162,20 +160,6 @@ def _train_sizes(mesh: Mesh, path: str, num_steps: int) -> tuple[Tensor, list[fl
         losses.append(trainer.train_step(loader.make_batch(0, number % len(loader))))
         seconds.append(time.perf_counter() - start)
     return torch.tensor(losses, dtype=torch.float64), seconds
-
-
-def exchange_in_two_groups(mesh: Mesh, num_rounds: int) -> int:
-    """How many exchanges brought other rows than the peers had sent, of ``num_rounds`` in each of two groups."""
-    counts = (1000,) * mesh.num_splits
-    peers = torch.arange(mesh.num_splits, device=mesh.device, dtype=torch.float32).repeat_interleave(1000)[:, None]
-    sent = torch.full((sum(counts), 16), float(mesh.split_rank), device=mesh.device)
-    wrong = torch.zeros((), dtype=torch.int64, device=mesh.device)
-    for number in range(num_rounds):
-        for group in (mesh.inputs, mesh.shuffles):  # all ranks: in this order
-            received = torch.empty_like(sent)
-            group.all_to_all(Call("check groups", number), received, sent + number, counts, counts).wait()
-            wrong += (received != peers + number).any()
-    return int(wrong)
 
 
 def time_stages(mesh: Mesh, path: str, num_steps: int = 20) -> dict[str, float]:

@@ -18,7 +18,6 @@ from gsplit.doctor.programs import (
     compare_options,
     compare_sizes,
     die,
-    exchange_in_two_groups,
     find_waits,
     time_stages,
     train_models,
@@ -37,7 +36,6 @@ _SMALL = PlantedGraph(300, 2400, num_features=8, num_classes=5)
 _TYPICAL = PlantedGraph(200_000, 4_000_000, num_features=128)
 _TOLERANCE = 1e-9
 _BF16_TOLERANCE = 0.05  # of losses of 1 to 2
-_NUM_ROUNDS = 200
 
 
 def training_checks(
@@ -56,7 +54,6 @@ def training_checks(
         "bf16": lambda: check_bf16(device, nproc, run),
         "inference": lambda: check_inference(device, nproc, run),
         "changing sizes": lambda: check_sizes(device, nproc, run, num_steps),
-        "two process groups": lambda: check_groups(device, nproc, run),
         "times of a step": lambda: check_times(device, nproc, run, typical),
         "waits for the device": lambda: check_waits(device, nproc, run),
         "races": lambda: check_races(device, run),
@@ -137,17 +134,6 @@ def check_sizes(device: str, nproc: int, run: RunRanks, num_steps: int) -> Findi
     found = _compared("changing sizes", f"{num_steps} steps", {"losses": figures["largest_error"]}, _TOLERANCE)
     times = f"median {figures['median_ms']:.1f} ms, slowest of the second half {figures['slowest_ms']:.1f} ms"
     return Finding(found.check, found.verdict, f"{found.found}; {times}", found.fix, figures)
-
-
-def check_groups(device: str, nproc: int, run: RunRanks) -> Finding:
-    """Exchange rows in two process groups without waiting in between."""
-    name = "two process groups"
-    if nproc < 2:
-        return Finding(name, "skipped", "one rank only", "--nproc 2 starts two")
-    wrong = run(exchange_in_two_groups, nproc, device, num_rounds=_NUM_ROUNDS)
-    if wrong:
-        return Finding(name, "error", f"{wrong} of {2 * _NUM_ROUNDS} exchanges brought other rows", SEND_BACK)
-    return Finding(name, "ok", f"{2 * _NUM_ROUNDS} exchanges in turn, without a wait, brought the right rows")
 
 
 def check_times(device: str, nproc: int, run: RunRanks, typical: PlantedGraph) -> Finding:

@@ -11,7 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from gsplit.kernels.csr import EdgesBySource, destination_rows, group_by_source
+from gsplit.kernels.csr import EdgesBySource, count_loops, destination_rows, group_by_source
 
 __all__ = ["Block", "FrontierIds", "TimedSeeds", "count_self_loops"]
 
@@ -67,9 +67,8 @@ class Block:
 
 
 def count_self_loops(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
-    """Count the self-loops of all blocks, with a single wait for the device."""
-    edges = [block.edge_index() for block in blocks]
-    counts = torch.stack([(src == dst).sum() for src, dst in edges]).tolist()  # device sync
+    """Count the self-loops of all blocks, with a single wait if they are on a device."""
+    counts = torch.stack([count_loops(block.indptr, block.src_rows) for block in blocks]).tolist()  # device sync
     return tuple(replace(block, num_self_loops=count) for block, count in zip(blocks, counts, strict=True))
 
 

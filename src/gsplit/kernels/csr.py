@@ -23,6 +23,7 @@ __all__ = [
     "LOOP",
     "CsrEdges",
     "EdgesBySource",
+    "count_loops",
     "csr_matrix",
     "destination_rows",
     "group_by_source",
@@ -93,6 +94,26 @@ def csr_matrix(indptr: Tensor, rows: Tensor, values: Tensor, *, num_columns: int
         warnings.simplefilter("ignore")  # torch warns once per process that CSR is in beta
         size = (indptr.numel() - 1, num_columns)
         return torch.sparse_csr_tensor(indptr, rows, values, size, check_invariants=False)
+
+
+@kernel
+def _count_loops(indptr: Ids, src_rows: Ids) -> int:
+    count = 0
+    for i in range(indptr.size - 1):
+        for e in range(indptr[i], indptr[i + 1]):
+            count += src_rows[e] == i
+    return count
+
+
+def count_loops(indptr: Tensor, src_rows: Tensor) -> Tensor:
+    """How many edges are self-loops, a number where the edges are.
+
+    >>> int(count_loops(torch.tensor([0, 2, 3]), torch.tensor([0, 1, 1])))
+    2
+    """
+    if src_rows.device.type == "cpu":
+        return torch.tensor(_count_loops(indptr.numpy(), src_rows.numpy()))
+    return (src_rows == destination_rows(indptr, src_rows.numel())).sum()
 
 
 @kernel

@@ -142,7 +142,7 @@ class BatchLoader(ABC, Generic[B]):
             self._side = SideStream(mesh.device)
 
     def _sampler_factory(self, view: LocalGraph) -> Callable[[], LayerSampler]:
-        """Makes samplers of a view. They share the arrays of the graph, which are opened here."""
+        """Makes samplers of a view. They share the arrays of the graph."""
         plan = self.plan
         store = self._graph.store
         device = self.mesh.sample_device
@@ -406,7 +406,7 @@ class BatchLoader(ABC, Generic[B]):
             fix = "train on a part of the graph, or compare by gsplit.verify"
             expected = f"at most {_MOST_VERTICES:,} vertices, and at most {most:,} bytes to open them on one process"
             raise InputError(explain("verify", expected, f"{num_vertices:,}", fix))
-        mesh = solo_mesh(self.mesh.device, self.mesh.sample_device)
+        mesh = solo_mesh(self.mesh.device, "cpu")  # whose memory has no room for the edges of all ranks
         spec = parse_strategy("data", len(self.plan.num_neighbors))
         return self._reopen(mesh, spec, self._graph.on_one_process(mesh, spec))
 
@@ -431,7 +431,7 @@ class BatchLoader(ABC, Generic[B]):
         """
         if self._side is None or self.mesh.host_samples:
             return self._load(epoch, step), None
-        with self._side.running():
+        with in_thread(self.mesh.device), self._side.running():  # or torch returns to the first device at the end
             return self._load(epoch, step), self._side.mark()
 
     def _finish(self, batch: B, mark: Any) -> B:
@@ -475,8 +475,8 @@ def _launch_ahead(pipeline: "Pipeline[tuple[B, Any]]", num_steps: int, side: Sid
     """The third stage of all steps that the host has sampled, in the training thread; launched one step ahead.
 
     The copy and gather of step t + 1 then run on the device while step t trains. The exchange of its rows comes after
-    step t, on the stream of training: NCCL allows two communicators in flight at once only if they are ordered. An
-    error during a launch is raised when its step is taken, after the step before it.
+    step t, on the stream of training, which orders all collectives. An error during a launch is raised when its step is
+    taken, after the step before it.
     """
 
     def launch() -> tuple[B, Any] | Exception:

@@ -1,18 +1,20 @@
 """Neighbour sampling on a device with Triton kernels: the third implementation of ``protocol.LayerSampler``.
 
 Its layers are those of the host's sampler, index by index. Kernels draw uniformly; other draws are those of torch
-operations. Device memory: the rank's own edges, their offsets, original ids where they differ, and four bytes per
-vertex of the range; during a layer a hash table of up to 48 bytes per edge. If the edges do not fit beside
-``DEVICE_MARGIN``, the first of them are there, which are those of the hottest vertices if the rank has one part, and
-the device reads the others from registered host memory.
+operations. Device memory: the rank's own edges, their offsets and original ids where they differ, once for all samplers
+of a process (``DeviceEdges``); per sampler four bytes per vertex of the range; during a layer a hash table of up to 48
+bytes per edge. If the edges do not fit beside ``DEVICE_MARGIN``, the first of them are there, which are those of the
+hottest vertices if the rank has one part, and the device reads the others from registered host memory.
 
 The host waits once in ``sample_layer``, for the sizes of the layer and the foreign ids together, and once in
 ``locate``, for the number of new vertices. So a layer is drawn into memory for the most edges it can have; a fanout of
 -1, excluded edges and draws that are not uniform cost more waits.
 """
 
+import threading
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -28,11 +30,11 @@ from gsplit.kernels.triton.relabelling import UNSEEN, Relabelled, num_found, rel
 from gsplit.kernels.triton.sampling import MAX_FANOUT, count_layer, draw_sources
 from gsplit.sampling.checks import cut_own_edges
 from gsplit.sampling.drawn import TensorFrontier
-from gsplit.sampling.draws import UNIFORM, Draw
+from gsplit.sampling.draws import UNIFORM, Draw, TorchDraw
 from gsplit.sampling.excluded import ExcludedEdges
 from gsplit.sampling.protocol import Fanout, SampledLayer
 
-__all__ = ["TritonFrontier", "TritonNeighborSampler"]
+__all__ = ["DeviceEdges", "TritonFrontier", "TritonNeighborSampler"]
 
 
 def _place_edges(indices: Array, device: torch.device) -> tuple[Tensor, Tensor, Callable[[], object] | None]:
@@ -51,6 +53,48 @@ def _place_edges(indices: Array, device: torch.device) -> tuple[Tensor, Tensor, 
     return pages[: room // edges.element_size()].to(device), pages, release
 
 
+@dataclass(frozen=True, eq=False)
+class DeviceEdges:
+    """A rank's edges as a device reads them. ``indices``: all of them; ``cached``: the first, in the device's memory.
+
+    ``arrays``: the host arrays that they were made from. ``draw`` has what it reads by edge.
+    """
+
+    arrays: tuple[Array, ...]
+    first_edge: int
+    indptr: Tensor
+    cached: Tensor
+    indices: Tensor
+    original_ids: Tensor
+    draw: TorchDraw
+
+
+_OPEN: "weakref.WeakValueDictionary[tuple[object, ...], DeviceEdges]" = weakref.WeakValueDictionary()
+"""Edges that samplers of this process use, so that threads and loaders of the same graph share them."""
+_OPENING = threading.Lock()
+
+
+def _open_edges(graph: Graph, original_ids: npt.NDArray[np.int64], draw: Draw, device: torch.device) -> DeviceEdges:
+    """The edges of a graph on a device, which samplers of the same arrays share."""
+    arrays = (graph.indptr, graph.indices, original_ids, draw.source_ids, draw.weights)
+    addresses = tuple((array.ctypes.data, array.size) if array.size else None for array in arrays)
+    key = (device, draw.options, *addresses)  # of arrays that live as long as the edges
+    with _OPENING:
+        return _OPEN.get(key) or _OPEN.setdefault(key, _copy_edges(graph, arrays, draw, device))
+
+
+def _copy_edges(graph: Graph, arrays: tuple[Array, ...], draw: Draw, device: torch.device) -> DeviceEdges:
+    own = cut_own_edges(graph)
+    drawn = draw.copy_to(own, device)
+    indptr = torch.from_numpy(own.indptr).to(device)
+    cached, indices, release = _place_edges(own.indices, device)
+    original_ids = torch.from_numpy(np.array(arrays[2])).to(device)
+    edges = DeviceEdges(arrays, own.first_edge, indptr, cached, indices, original_ids, drawn)
+    if release is not None:
+        weakref.finalize(edges, release).atexit = False  # before the memory is freed; not needed at exit
+    return edges
+
+
 class TritonNeighborSampler:
     """Samples in one rank's range with Triton kernels. ``original_ids`` is empty where ids are original."""
 
@@ -65,25 +109,18 @@ class TritonNeighborSampler:
         edge_ids: bool = False,
         draw: Draw = UNIFORM,
     ) -> None:
-        own = cut_own_edges(graph)
-        self.draw = draw.copy_to(own, torch_device)
+        self.edges = _open_edges(graph, original_ids, draw, torch_device)
         self.first = graph.first_vertex
         self.stop = graph.stop_vertex
-        self.first_edge = own.first_edge
         self.edge_ids = edge_ids
         self.is_whole = (self.first, self.stop) == (0, graph.num_vertices)
-        self.indptr = torch.from_numpy(own.indptr).to(torch_device)
-        self.cached, self.indices, release = _place_edges(own.indices, torch_device)
-        if release is not None:
-            weakref.finalize(self, release).atexit = False  # before the memory is freed; not needed at exit
-        self.original_ids = torch.from_numpy(np.array(original_ids)).to(torch_device)
         self.state = torch.full((self.stop - self.first,), UNSEEN, dtype=torch.int32, device=torch_device)
         self._open: TritonFrontier | None = None
 
     @property
     def num_bytes(self) -> int:
         """Memory held between mini-batches, the graph apart."""
-        return self.state.nbytes + self.original_ids.nbytes + self.draw.num_bytes
+        return self.state.nbytes + self.edges.original_ids.nbytes + self.edges.draw.num_bytes
 
     @property
     def num_range_bytes(self) -> int:
@@ -130,32 +167,32 @@ class TritonFrontier(TensorFrontier):
     def _draw(self, key: int, fanout: Fanout) -> tuple[Tensor, Tensor, Tensor | None]:
         """See the base; without excluded edges, sources may be followed by -1."""
         assert isinstance(fanout, int)
-        sampler, ids = self._sampler, self._ids
-        first_edge = sampler.first_edge if sampler.edge_ids else None
-        if sampler.draw.is_uniform and fanout <= MAX_FANOUT:
-            indptr = count_layer(sampler.indptr, sampler.first, ids, fanout)
+        sampler, edges, ids = self._sampler, self._sampler.edges, self._ids
+        first_edge = edges.first_edge if sampler.edge_ids else None
+        if edges.draw.is_uniform and fanout <= MAX_FANOUT:
+            indptr = count_layer(edges.indptr, sampler.first, ids, fanout)
             is_bounded = fanout >= 0 and self._excluded is None
             sources, edge_ids = draw_sources(
-                sampler.indptr,
-                sampler.cached,
-                sampler.indices,
+                edges.indptr,
+                edges.cached,
+                edges.indices,
                 sampler.first,
-                sampler.original_ids,
+                edges.original_ids,
                 key=key,
                 frontier=ids,
                 fanout=fanout,
                 out_indptr=indptr,
-                most_edges=min(fanout * ids.numel(), sampler.indices.numel())
+                most_edges=min(fanout * ids.numel(), edges.indices.numel())
                 if is_bounded
                 else int(indptr[-1]),  # device sync
                 first_edge=first_edge,
             )
             return indptr, sources, edge_ids
         rows = ids - sampler.first
-        names = sampler.original_ids[rows] if sampler.original_ids.numel() else ids
-        indptr, places = sampler.draw.draw(sampler.indptr, rows, names, key, fanout)
-        sources = torch.empty(places.numel(), 1, dtype=sampler.indices.dtype, device=ids.device)
-        gather_rows(sampler.cached.view(-1, 1), sampler.indices.view(-1, 1), places, sources)
+        names = edges.original_ids[rows] if edges.original_ids.numel() else ids
+        indptr, places = edges.draw.draw(edges.indptr, rows, names, key, fanout)
+        sources = torch.empty(places.numel(), 1, dtype=edges.indices.dtype, device=ids.device)
+        gather_rows(edges.cached.view(-1, 1), edges.indices.view(-1, 1), places, sources)
         sources = sources.view(-1).to(torch.int64)
         return indptr, sources, None if first_edge is None else places + first_edge
 

@@ -1,33 +1,34 @@
 """A process group of torch.distributed behind ``Comm``.
 
 A collective is written down, compared with what the peers do, started, and waited for with patience
-(``collective_watch``). On GPUs the host does not wait at all: there ``hang_watch`` looks.
+(``collective_watch``). On a device it runs on the current stream, and the host goes on at once: if it never ends, torch
+ends the process after the timeout of the group.
 """
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gsplit.device.devices import StreamEvent
-from gsplit.distributed.comm.comm import Call, Levels, Work, explain_closed
+from gsplit.distributed.comm.comm import Call, CompletedWork, Levels, Work, explain_closed
 from gsplit.distributed.watch.collective_watch import Collective, CollectiveWatch
-from gsplit.distributed.watch.hang_watch import HangWatch
 from gsplit.errors import CommError, InputError
 from gsplit.kernels.buffers import BufferPool
 
 __all__ = ["GroupComm"]
 
 _POLL = timedelta(seconds=1)  # how often a waiting rank checks whether the others do the same
+_LENGTHS = (1, 1 << 22)  # of sums: NCCL has other algorithms for long tensors, each with memory of its own
 
 
 class _GroupWork:
-    """An asynchronous collective and the tensor it writes."""
+    """An asynchronous collective on the host and the tensor it writes."""
 
     def __init__(self, comm: "GroupComm", collective: Collective, work: Any, out: Tensor) -> None:
         self._comm = comm
@@ -39,13 +40,8 @@ class _GroupWork:
         """Wait, then tell autograd that the tensor has changed."""
         comm, collective = self._comm, self._collective
         with collective, comm.explained(collective):
-            if comm.device.type == "cuda":
-                self._work.wait()  # the host goes on; with a limit it would stay until the device has got there
-            else:
-                self._wait_for_peers(time.monotonic() + comm.calls.timeout_s(collective.call))
+            self._wait_for_peers(time.monotonic() + comm.calls.timeout_s(collective.call))
         torch.autograd.graph.increment_version(self._out)
-        if comm.watch is not None:
-            comm.watch.add(collective, StreamEvent(comm.device).is_over)
 
     def _wait_for_peers(self, deadline: float) -> None:
         calls = self._comm.calls
@@ -68,7 +64,6 @@ class GroupComm:
     def __init__(self, group: Any, device: torch.device, calls: CollectiveWatch) -> None:
         self._group, self.device, self.calls = group, device, calls
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        self.watch: HangWatch | None = None
         self.levels: Levels | None = None
         self._pool = BufferPool(device)
 
@@ -94,14 +89,35 @@ class GroupComm:
         if self.closed:
             raise InputError(explain_closed(call))
 
-    def _issue(self, call: Call, what: str, out: Tensor, issue: Callable[[], Any]) -> _GroupWork:
+    def open_communicator(self, *, exchanges: bool, sums: bool) -> None:
+        """Have NCCL connect the ranks and allocate its memory, outside of torch's; it would do so when first used.
+
+        Its errors come here instead of in the first step. ``exchanges``, ``sums``: what the group is used for, as each
+        takes memory. A collective.
+        """
+        call = Call("open a communicator")
+        if exchanges:
+            self.all_to_all_counts(call, (0,) * self.size)
+        for length in _LENGTHS if sums else ():
+            total = torch.zeros(length, device=self.device)
+            self.broadcast(call, total)
+            self.all_reduce(call, total)
+            total[0].item()  # device sync: NCCL has started by then
+
+    def _issue(self, call: Call, what: str, out: Tensor, issue: Callable[..., Any]) -> Work:
         """Write a collective down, compare it with the peers', and start it. All ranks: every method here does."""
         self.check_open(call)
-        assert not call.long_wait or self.device.type == "cpu"  # NCCL ends the ranks that wait longer than its timeout
+        on_host = self.device.type == "cpu"
+        assert not call.long_wait or on_host  # NCCL ends the ranks that wait longer than its timeout
         collective = self.calls.begin(call, what)
         try:
             with self.explained(collective):
-                return _GroupWork(self, collective, issue(), out)
+                if on_host:
+                    return _GroupWork(self, collective, issue(async_op=True), out)
+                with collective:
+                    issue(async_op=False)  # on the current stream, as all collectives of the device, which orders them
+                torch.autograd.graph.increment_version(out)
+                return CompletedWork()
         except BaseException:
             collective.close()  # the traceback may keep it
             raise
@@ -109,7 +125,7 @@ class GroupComm:
     def all_to_all_counts(self, call: Call, counts: tuple[int, ...]) -> tuple[int, ...]:
         ours = torch.tensor(counts, dtype=torch.int64, device=self.device)
         theirs = torch.empty_like(ours)
-        start = lambda: dist.all_to_all_single(theirs, ours, group=self._group, async_op=True)  # noqa: E731
+        start = partial(dist.all_to_all_single, theirs, ours, group=self._group)
         self._issue(call, "counts", theirs, start).wait()  # all ranks: once per layer of every step
         return tuple(theirs.tolist())  # device sync: sizes of what comes next
 
@@ -118,7 +134,7 @@ class GroupComm:
     ) -> Work:
         assert out.is_contiguous() and rows.is_contiguous()
         counts = list(out_counts), list(row_counts)  # all ranks: empty tensors where there is nothing to say
-        start = lambda: dist.all_to_all_single(out, rows, *counts, group=self._group, async_op=True)  # noqa: E731
+        start = partial(dist.all_to_all_single, out, rows, *counts, group=self._group)
         return self._issue(call, f"all-to-all of {rows.dtype} {list(rows.shape[1:])}", out, start)
 
     def all_to_all_views(
@@ -129,11 +145,11 @@ class GroupComm:
         return tuple(out.split(out_counts))
 
     def all_reduce(self, call: Call, tensor: Tensor) -> Work:
-        start = lambda: dist.all_reduce(tensor, group=self._group, async_op=True)  # noqa: E731
+        start = partial(dist.all_reduce, tensor, group=self._group)
         return self._issue(call, f"all-reduce of {tensor.dtype} {list(tensor.shape)}", tensor, start)
 
     def broadcast(self, call: Call, tensor: Tensor) -> None:
-        start = lambda: dist.broadcast(tensor, group=self._group, group_src=0, async_op=True)  # noqa: E731
+        start = partial(dist.broadcast, tensor, group=self._group, group_src=0)
         what = f"broadcast of {tensor.dtype} {list(tensor.shape)}"
         self._issue(call, what, tensor, start).wait()  # all ranks: at start, parameter after parameter
 
@@ -145,7 +161,7 @@ class GroupComm:
         if data:
             ours[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         theirs = [torch.empty_like(ours) for _ in range(self.size)]
-        start = lambda: dist.all_gather(theirs, ours, group=self._group, async_op=True)  # noqa: E731
+        start = partial(dist.all_gather, theirs, ours, group=self._group)
         self._issue(call, "texts", theirs[0], start).wait()  # all ranks: at start only
         return [bytes(t[:n].tolist()).decode() for t, n in zip(theirs, sizes, strict=True)]
 

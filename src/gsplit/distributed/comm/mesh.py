@@ -4,7 +4,8 @@ Ranks form a mesh of replicas x splits. The ranks of one replica share one mini-
 split it, shuffle and load together. Gradients and losses are over all ranks of all replicas. There are several groups,
 because work on one must never pair with work on another: shuffles (inside forward and backward), the loader's exchanges
 of ids and of input rows, gradients (started by backward), sums over the whole world (losses), and settings. A loader
-that makes batches ahead, in a thread, borrows a group from a pool (``borrow_loading_groups``).
+that makes batches ahead, in a thread, borrows a group from a pool (``borrow_loading_groups``). On devices all but the
+exchanges of ids and settings share one group: one stream orders them, and every NCCL communicator takes gigabytes.
 """
 
 import json
@@ -20,9 +21,10 @@ from typing import Protocol
 import torch
 
 from gsplit.device.devices import resolve_device
+from gsplit.device.environment import prepare_environment
 from gsplit.distributed.comm.comm import Call, Comm, Levels, SoloComm
 from gsplit.distributed.comm.group_comm import GroupComm
-from gsplit.distributed.comm.process_groups import Connection, connect, is_connected, num_connected_ranks
+from gsplit.distributed.comm.process_groups import Connection, Groups, connect, is_connected, num_connected_ranks
 from gsplit.distributed.comm.shared_memory import SharedComm, gather_hosts, share_memory
 from gsplit.distributed.launch.allocator import tune_allocator
 from gsplit.distributed.watch.collective_watch import CollectiveWatch
@@ -96,9 +98,9 @@ class Mesh:
     - ``shuffles``, ``loading``, ``inputs``: the process groups of the replica, for hidden features and their gradients,
       for the ids and counts that the loader exchanges, and for input rows. ``loading`` is on the host, also if a device
       samples: a loader's thread must not issue collectives of the device. The others are on ``device``; if that is the
-      CPU, ``inputs`` is ``loading``.
+      CPU, ``inputs`` is ``loading``, otherwise ``shuffles``.
     - ``gradients``, ``world``: the process groups of all ranks on ``device``, for averaging gradients, and for losses,
-      norms and the first weights.
+      norms and the first weights. On a device they are one group, and with one replica it is ``shuffles`` as well.
     - ``control``: the process group of all ranks on the host, for settings, texts and votes, and for waiting while a
       rank works alone: NCCL would end the ranks that wait longer than the timeout.
 
@@ -341,6 +343,29 @@ def _connect_levels(connection: Connection, group: GroupComm, per_host: int) -> 
     return near, far
 
 
+def _connect_hosts(groups: Groups) -> tuple[Comm, Comm]:
+    """How ``shuffles`` and ``loading`` exchange: in two levels over hosts, or within one through shared memory."""
+    per_host = _count_per_host(gather_hosts(groups.control), groups.shuffles.size)
+    if per_host is None:
+        shuffles, loading = share_memory([groups.shuffles, groups.loading])
+        return shuffles, loading
+    for group in dict.fromkeys((groups.shuffles, groups.loading, groups.inputs)):
+        _connect_levels(groups.connection, group, per_host)
+    return groups.shuffles, groups.loading
+
+
+def _open_communicators(groups: Groups) -> None:
+    """Have NCCL take its memory, so that what is free afterwards can be filled. A collective."""
+    if groups.world.device == _HOST:
+        return
+    for group in dict.fromkeys((groups.world, groups.shuffles)):
+        levels = group.levels
+        group.open_communicator(exchanges=levels is None, sums=group is groups.world)
+        for part in (levels.near, levels.far) if levels is not None else ():
+            assert isinstance(part, GroupComm)
+            part.open_communicator(exchanges=True, sums=False)
+
+
 def init(
     device: torch.device | str | None = None,
     sample_device: torch.device | str | None = None,
@@ -358,10 +383,10 @@ def init(
     Without ``device``: GPUs where there are any, the CPU otherwise; "cuda" alone means the rank's own, by LOCAL_RANK.
     Mini-batches are sampled on ``sample_device``, the CPU unless told otherwise. The other choices are ``device``, and
     "auto": ``device`` if Triton kernels can sample there. A rank that waits longer than ``timeout_s`` in a collective
-    gives up with an error that names the missing rank; by default that is what GSPLIT_TIMEOUT_S says, or a minute. CPU
-    ranks of one host exchange rows through shared memory unless told not to. ``tuned_allocator`` has glibc keep the
-    memory of a step for the next, from now on and in the whole process: up to half of a step's CPU seconds for up to
-    1.6 times the memory.
+    gives up with an error that names the missing rank; by default that is what GSPLIT_TIMEOUT_S says, or a minute. In
+    one of GPUs, torch ends the process after ten minutes, or ``timeout_s`` if that is longer. CPU ranks of one host
+    exchange rows through shared memory unless told not to. ``tuned_allocator`` has glibc keep the memory of a step for
+    the next, from now on and in the whole process: up to half of a step's CPU seconds for up to 1.6 times the memory.
     """
     if tuned_allocator:
         tune_allocator()
@@ -375,7 +400,7 @@ def init(
         fix = "leave sample_device out"
         raise InputError(explain("sample_device", f"the CPU or the model's device, {device}", sample_device, fix))
     if device.type != "cpu":
-        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # sizes change with every step
+        prepare_environment()
         torch.get_device_module(device).set_device(device)
         _warn_of_slow_kernels(device)
     if _num_launched_ranks() == 1 and not is_connected():
@@ -387,15 +412,8 @@ def init(
         got = f"WORLD_SIZE={os.environ['WORLD_SIZE']} alone"
         raise InputError(explain("environment", "RANK beside WORLD_SIZE", got, fix))
     groups = connect(device, sample_device, replicas, _resolve_timeout_s(timeout_s), shared_memory=shared_memory)
-    shuffles: Comm = groups.shuffles
-    loading: Comm = groups.loading
-    if shared_memory:
-        per_host = _count_per_host(gather_hosts(groups.control), groups.shuffles.size)
-        if per_host is None:
-            shuffles, loading = share_memory([groups.shuffles, groups.loading])
-        else:
-            for group in dict.fromkeys((groups.shuffles, groups.loading, groups.inputs)):
-                _connect_levels(groups.connection, group, per_host)
+    shuffles, loading = _connect_hosts(groups) if shared_memory else (groups.shuffles, groups.loading)
+    _open_communicators(groups)
     inputs: Comm = loading if groups.inputs is groups.loading else groups.inputs
     return Mesh(
         device,

@@ -26,7 +26,6 @@ from gsplit.distributed.comm.comm import Call, assert_same_on_all_ranks
 from gsplit.distributed.comm.group_comm import GroupComm
 from gsplit.distributed.launch.launched_rank import STORE, Status, end_with_launcher, set_status
 from gsplit.distributed.watch.collective_watch import CollectiveWatch
-from gsplit.distributed.watch.hang_watch import HangWatch, prepare_nccl
 from gsplit.distributed.watch.peers import Peers
 from gsplit.errors import InputError, explain
 
@@ -53,7 +52,6 @@ class Connection:
         self._timeout_s = timeout_s
         self.peers = Peers(dist.get_rank())
         self._groups: list[Any] = []
-        self._watch: HangWatch | None = None
         atexit.register(self._end)
 
     def new_comm(self, device: torch.device, size: int | None = None, stride: int = 1) -> GroupComm:
@@ -63,33 +61,18 @@ class Connection:
         self.peers.groups.append((size, stride))
         own = None
         backend = _backend(device)
-        timeout_s = self._timeout_s if backend == "nccl" else _long(self._timeout_s)
+        timeout = timedelta(seconds=_long(self._timeout_s))
         for first in range(dist.get_world_size()):  # all ranks make all groups, in one order
             ranks = self.peers.members(slot, first)
             if ranks[0] == first:
-                group = dist.new_group(list(ranks), timeout=timedelta(seconds=timeout_s), backend=backend)
+                group = dist.new_group(list(ranks), timeout=timeout, backend=backend)
                 own = group if dist.get_rank() in ranks else own
         self._groups.append(own)
-        comm = GroupComm(own, device, CollectiveWatch(self.peers, slot, self._timeout_s, _long(self._timeout_s)))
-        if device.type != "cpu":
-            comm.watch = self._watch
-        return comm
-
-    def watch(self, comms: list[GroupComm], timeout_s: float) -> None:
-        """Report collectives on devices that never end before torch ends the process."""
-        if comms:
-            self._watch = HangWatch(dist.get_rank(), timeout_s, comms[0].device)
-        for comm in comms:
-            comm.watch = self._watch
-
-    def _stop_watching(self) -> None:
-        if self._watch is not None:
-            self._watch.close()
+        return GroupComm(own, device, CollectiveWatch(self.peers, slot, self._timeout_s, _long(self._timeout_s)))
 
     def leave(self) -> None:
         """Leave the process groups in good order, once all of this rank's collectives are done."""
         atexit.unregister(self._end)
-        self._stop_watching()
         self.peers.close()
         if dist.is_initialized():
             for group in self._groups if not self._joined_here else [None]:  # None: all groups, and the default one
@@ -99,7 +82,6 @@ class Connection:
     def abandon(self) -> None:
         """Keep the groups until the process ends; peers then see that it is gone."""
         atexit.unregister(self._end)
-        self._stop_watching()
         for group in self._groups:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))  # or the interpreter would destroy it at its end
         atexit.register(_wait_for_gloo)
@@ -139,7 +121,7 @@ def _gloo_runs() -> bool:
 
 @dataclass(frozen=True)
 class Groups:
-    """A rank's process groups: of the ranks that split a mini-batch with it, and three of all ranks."""
+    """A rank's process groups: of the ranks that split a mini-batch with it, and of all ranks; some may be the same."""
 
     replica: int
     num_replicas: int
@@ -153,7 +135,9 @@ class Groups:
 
 
 def _long(timeout_s: float) -> float:
-    """How long a process group waits by itself: while rank 0 works alone, and for ranks that start later."""
+    """How long a process group waits by itself: while rank 0 works alone, for ranks that start later, and on devices,
+    where torch then ends the process.
+    """
     return max(600.0, timeout_s)
 
 
@@ -191,8 +175,10 @@ def connect(
     """Join the process group that the environment describes and make this rank's groups.
 
     The ranks form a mesh of replicas x splits, row after row. ``loading`` and ``control`` are on the host, the others
-    on ``device``; if that is the CPU, ``inputs`` is ``loading``. No two other uses share a group, so that work on one
-    can never pair with work on another. ``shared_memory``: what the mesh will ask for, equal on all ranks.
+    on ``device``. On the CPU no two uses share a group, so that work on one can never pair with work on another; only
+    ``inputs`` is ``loading``. On a device one thread at a time issues all of it, and its stream keeps the order: one
+    group serves all uses, or one of all ranks and one of the replica. ``shared_memory``: what the mesh will ask for,
+    equal on all ranks.
     """
     _backend(device)  # refuses kinds of devices before ranks wait for each other
     _prefer_loopback()
@@ -212,13 +198,15 @@ def connect(
         fix = "choose a number of replicas that divides the ranks"
         raise InputError(explain("replicas", f"a divisor of {size} ranks", num_replicas, fix))
     num_splits = size // num_replicas
-    shuffles, loading = (connection.new_comm(place, num_splits) for place in (device, torch.device("cpu")))
-    inputs = loading if device.type == "cpu" else connection.new_comm(device, num_splits)
-    gradients, world = connection.new_comm(device), connection.new_comm(device)
-    comms = (shuffles, loading, inputs, gradients, world)
-    connection.watch([comm for comm in dict.fromkeys(comms) if comm.device.type != "cpu"], timeout_s)
+    loading, world = connection.new_comm(torch.device("cpu"), num_splits), connection.new_comm(device)
+    if device.type == "cpu":
+        shuffles, inputs, gradients = connection.new_comm(device, num_splits), loading, connection.new_comm(device)
+    else:
+        shuffles = inputs = world if num_replicas == 1 else connection.new_comm(device, num_splits)
+        gradients = world
     set_status(Status.JOINED)
-    return Groups(dist.get_rank() // num_splits, num_replicas, *comms, control, connection)
+    replica = dist.get_rank() // num_splits
+    return Groups(replica, num_replicas, shuffles, loading, inputs, gradients, world, control, connection)
 
 
 def _join(name: str, timeout: timedelta) -> None:
@@ -252,11 +240,9 @@ def _open_store(name: str) -> Any:
 
 def _check_devices(host: GroupComm, device: torch.device, sample_device: torch.device) -> None:
     """Refuse ranks on different kinds of devices, and a device that two ranks share. A collective, on the host."""
-    if device.type == "cuda":
-        if not dist.is_nccl_available():
-            fix = "install a CUDA build of torch"
-            raise InputError(explain("device", "a torch built with NCCL", torch.__version__, fix))
-        prepare_nccl()
+    if device.type == "cuda" and not dist.is_nccl_available():
+        fix = "install a CUDA build of torch"
+        raise InputError(explain("device", "a torch built with NCCL", torch.__version__, fix))
     kind = device.type if sample_device.type == "cpu" else f"{device.type}, also for sampling"
     all_kinds = host.gather_text(Call("compare kinds of devices"), kind)
     if len(set(all_kinds)) > 1:

@@ -152,17 +152,17 @@ class CollectiveWatch:
         elif self._is_kept:
             self._peers.page.wait(self._slot, 0)  # not after an error: then peers see what it failed in
 
-    def timeout_error(self, collective: Collective, *, is_final: bool = True) -> CommError:
+    def timeout_error(self, collective: Collective) -> CommError:
         """The error of a collective that takes too long: who is missing, what it does instead, and its stack.
 
-        Ranks of other hosts are told of it, unless it is a warning.
+        Ranks of other hosts are told of it.
         """
         call, number = collective.call, collective.number
         expected = f"all ranks to join within {self.timeout_s(call):.0f} s"
         causes = self._peers.causes(self._slot, number) if self._is_kept else []
         if not causes:
-            return self._remote_timeout_error(call, number, expected, is_final=is_final)
-        got = self._tell({rank: self._peers.describe(rank, self._slot) for rank in causes}, is_final=is_final)
+            return self._remote_timeout_error(call, number, expected)
+        got = self._tell({rank: self._peers.describe(rank, self._slot) for rank in causes})
         if models := self._peers.models([self._peers.rank, *causes]):
             got += f"; their models: {join_differences(models)}"
         stopped = [rank for rank in causes if self._peers.stopped(rank)]
@@ -173,12 +173,12 @@ class CollectiveWatch:
         shown = "".join(f"\nrank {rank}, {text}" for rank, text in stacks if text)
         return RankFaultError(explain(self._where(call), expected, got, fix) + shown)
 
-    def _remote_timeout_error(self, call: Call, number: int, expected: str, *, is_final: bool) -> CommError:
+    def _remote_timeout_error(self, call: Call, number: int, expected: str) -> CommError:
         """No rank of this host is missing."""
         causes = self._peers.remote_causes(self._slot, number) if self._is_kept else {}
         fix = f"look at the other ranks' errors, and at the network between the hosts; {_MORE_TIME}"
         if causes:
-            return RankFaultError(explain(self._where(call), expected, self._tell(causes, is_final=is_final), fix))
+            return RankFaultError(explain(self._where(call), expected, self._tell(causes), fix))
         return CommError(explain(self._where(call), expected, "nobody missing, and no end of it", fix))
 
     def failure_error(self, collective: Collective, error: Exception | str) -> CommError:
@@ -199,10 +199,9 @@ class CollectiveWatch:
         fix = "look at the other ranks' errors: one of them ended, or did not call the same collective"
         return CommError(explain(self._where(call), expected, str(error).splitlines()[0], fix))
 
-    def _tell(self, missed: dict[int, str], *, is_final: bool = True) -> str:
+    def _tell(self, missed: dict[int, str]) -> str:
         """Whom this rank misses, in words; ranks of other hosts are told, too."""
-        if is_final:
-            self._peers.tell_missed(missed)
+        self._peers.tell_missed(missed)
         return "; ".join(missed.values())
 
     def _where(self, call: Call) -> str:

@@ -58,8 +58,27 @@ def _group(watch: CollectiveWatch) -> GroupComm:
     comm._group = object()
     comm.device = torch.device("cpu")
     comm.calls = watch
-    comm.watch = None
     return comm
+
+
+@pytest.mark.parametrize("device, is_async", [("cpu", True), ("cuda:0", False)])
+def test_on_a_device_the_current_stream_orders_collectives(
+    device: str, is_async: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = watch_pair()[0]
+    comm = _group(watch)
+    comm.device = torch.device(device)
+    asked: list[bool] = []
+
+    def all_reduce(tensor: torch.Tensor, *, group: object, async_op: bool) -> _Work:
+        asked.append(async_op)
+        return _Work(0)
+
+    monkeypatch.setattr("torch.distributed.all_reduce", all_reduce)
+    work = comm.all_reduce(Call("sum"), torch.empty(0))
+    assert asked == [is_async] and watch.is_idle == (not is_async)  # another thread may go on at once
+    work.wait()
+    assert watch.is_idle
 
 
 def test_a_collective_that_cannot_start_or_is_abandoned_keeps_no_thread_out() -> None:
@@ -67,14 +86,14 @@ def test_a_collective_that_cannot_start_or_is_abandoned_keeps_no_thread_out() ->
     comm = _group(watch)
     tensor = torch.empty(0)
 
-    def fail() -> None:
+    def fail(*, async_op: bool) -> None:
         raise ValueError("on purpose")
 
     with pytest.raises(ValueError, match="on purpose") as kept:  # the traceback holds the frames
         comm._issue(Call("sum"), "", tensor, fail)
-    work = comm._issue(Call("sum"), "", tensor, lambda: _Work(0))
+    work = comm._issue(Call("sum"), "", tensor, lambda async_op: _Work(0))
     assert not watch.is_idle
     del work  # by an error before its wait
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(comm._issue, Call("sum"), "", tensor, lambda: _Work(0)).result().wait()
+        pool.submit(comm._issue, Call("sum"), "", tensor, lambda async_op: _Work(0)).result().wait()
     assert kept.value is not None

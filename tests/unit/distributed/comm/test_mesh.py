@@ -3,6 +3,7 @@
 import atexit
 import os
 from collections.abc import Callable
+from datetime import timedelta
 
 import pytest
 import torch
@@ -126,6 +127,23 @@ class TestProcessGroup:
     def make(self, monkeypatch: pytest.MonkeyPatch, device: str = "cpu", sample_device: str | None = None) -> Mesh:
         monkeypatch.setattr(mesh_module, "_num_launched_ranks", lambda: 2)  # one is enough to join with
         return gsplit.init(device, sample_device)
+
+    def test_a_group_of_devices_waits_as_long_as_torch_does(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Also if the ranks wait a minute for each other on the host."""
+        mesh = self.make(monkeypatch)
+        limits: list[float] = []
+        make_group = dist.new_group
+
+        def new_group(ranks: list[int], *, timeout: timedelta, backend: str) -> object:
+            limits.append(timeout.total_seconds())
+            return make_group(ranks, backend="gloo")
+
+        monkeypatch.setattr(dist, "new_group", new_group)
+        monkeypatch.setattr(process_groups, "_backend", lambda device: "nccl")
+        assert mesh.connection is not None
+        mesh.connection.new_comm(torch.device("cpu"))
+        assert limits == [600.0]
+        mesh.close()
 
     def test_close_leaves_the_process_group(self, monkeypatch: pytest.MonkeyPatch) -> None:
         mesh = self.make(monkeypatch)
