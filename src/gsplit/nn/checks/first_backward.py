@@ -31,7 +31,6 @@ import torch.autograd.graph
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-import gsplit
 from gsplit.distributed.comm.comm import Call
 from gsplit.distributed.comm.mesh import Mesh
 from gsplit.errors import InputError, explain
@@ -53,7 +52,8 @@ _OWNED_ROWS = ("_LookUpBackward",)
 """Of ``OwnedEmbedding``: every row has its whole gradient on its owner."""
 _NOT_FOLLOWED = "CheckpointFunctionBackward"
 _ENGINE = torch.autograd.graph._engine_run_backward.__code__
-_NOT_USERS = tuple(str(Path(module.__file__ or "").parent) for module in (torch, gsplit))
+_NOT_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
+"""Where the code of torch and of gsplit is."""
 _NUM_COMPARED_ROWS = 256
 
 
