@@ -28,7 +28,7 @@ from gsplit.inference.layerwise import InferenceOptions, evaluating, flat_mesh, 
 from gsplit.inference.metrics import Metric, Scored, check_metrics, is_classes, is_labelled, rank_area, score_columns
 from gsplit.inference.typed_layerwise import labels_of, make_pass
 from gsplit.minibatch.local_graph import ArrayNames, Features, LocalGraph
-from gsplit.nn.parallelize import forward_plan_of, mesh_of
+from gsplit.nn.parallelize import check_features, forward_plan_of, mesh_of
 from gsplit.progress import Progress, silent
 from gsplit.sampling.neighbor import make_sampler
 from gsplit.store.conversion import as_graph_store
@@ -187,6 +187,7 @@ def evaluate_targets(
 ) -> ExactEvaluation:
     """Exact scores with their cost. Each target is counted by its owner only. A collective."""
     chosen = check_metrics(metrics)
+    check_features(model, features)
     mesh = flat_mesh(mesh_of(model))
     store = as_graph_store(graph)
     vertex_type = _type_of(store, names)

@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 from weakref import WeakMethod
 
 import torch
@@ -246,6 +246,22 @@ class Batch:
     pinned: PinnedMemory | None = None
     of: str = ""
     requested: tuple[Tensor, Route | None] | None = None
+    _versions: ClassVar[tuple[int, ...]] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_versions", self._input_versions())
+
+    def _input_versions(self) -> tuple[int, ...]:
+        """How often the input rows were written to, as torch counts it, but for those made in inference mode."""
+        return tuple(0 if x.is_inference() else x._version for x in self._inputs())
+
+    def _inputs(self) -> tuple[Tensor, ...]:
+        return (self.x,)
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the input rows were written to since the batch was made, such as by ``batch.x.sub_(mean)``."""
+        return self._versions != self._input_versions()
 
     def __repr__(self) -> str:
         mesh = self.context.mesh

@@ -24,7 +24,7 @@ from gsplit.errors import InputError, explain
 from gsplit.graph.types import EdgeType
 from gsplit.minibatch.batch import Batch
 from gsplit.minibatch.link_batch import PairModeError
-from gsplit.minibatch.local_graph import find_edge_array
+from gsplit.minibatch.local_graph import Features, find_edge_array
 from gsplit.minibatch.typed_batch import TypedLinkBatch
 from gsplit.nn.calls import call_model, dtype_of
 from gsplit.nn.checks.dry_run import (
@@ -52,6 +52,7 @@ from gsplit.store.protocol import GraphStore
 __all__ = [
     "parallelize",
     "call_wrapped",
+    "check_features",
     "count_evaluation",
     "finish_checks",
     "forward_plan_of",
@@ -246,11 +247,21 @@ def forward_plan_of(model: Module) -> ForwardPlan:
 
 
 def call_wrapped(model: Module, batch: Batch) -> Any:
-    """Call a wrapped model as training called it last, or as ``call_model`` does before the first call."""
-    runtime = runtime_of(model)
-    if runtime.template is not None:
-        return runtime.template.call(model, batch)
+    """Call a wrapped model as training called it last, with the rows of the batch.
+
+    As ``call_model`` does before the first call, and after one with other tensors, which the batch does not have.
+    """
+    template = runtime_of(model).template
+    if template is not None and template.takes_rows:
+        return template.call(model, batch)
     return call_model(model, batch, takes_edge_attr=forward_plan_of(model).takes_edge_attr)
+
+
+def check_features(model: Module, features: Features) -> None:
+    """Refuse to call a model with features of the graph in place of other tensors that training called it with."""
+    template = last_template(model)
+    if template is not None:
+        template.check_features(features)
 
 
 def mesh_of(model: Module) -> Mesh:
