@@ -152,7 +152,7 @@ class TypedBatch(Batch):
 
     def cast(self, dtype: torch.dtype) -> "TypedBatch":
         """The batch with its input rows converted to a type."""
-        return replace(self, x_dict={name: x.to(dtype) for name, x in self.x_dict.items()})
+        return self._keep_written(replace(self, x_dict={name: x.to(dtype) for name, x in self.x_dict.items()}))
 
     def _arrays(self) -> list[Tensor]:
         cut = [block.src_rows for of in self.types.edge_types for block in self.parts[of].blocks]

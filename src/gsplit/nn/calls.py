@@ -215,10 +215,12 @@ def _has_values(value: Tensor, rows: Tensor) -> bool:
     if isinstance(value, InPlaceRows) and isinstance(rows, InPlaceRows) and value.is_cast_of(rows):
         return True
     pieces = zip(rows.split(_ROWS_AT_ONCE), value.split(_ROWS_AT_ONCE), strict=True)
-    return value.shape == rows.shape and all(
-        torch.allclose(of_batch.to(value.dtype), piece, rtol=0.0, atol=0.0, equal_nan=True)  # syncs a device
-        for of_batch, piece in pieces
-    )
+    return value.shape == rows.shape and all(_are_equal(of_batch.to(value.dtype), piece) for of_batch, piece in pieces)
+
+
+def _are_equal(a: Tensor, b: Tensor) -> bool:
+    """Whether all values are equal; those that are missing, NaN, too. Waits for a device."""
+    return torch.equal(a, b) or (a.is_floating_point() and torch.allclose(a, b, rtol=0.0, atol=0.0, equal_nan=True))
 
 
 def _edge_values(model: Module, batch: Batch, required: set[str], takes_edge_attr: bool) -> dict[str, Handle[Batch]]:

@@ -241,6 +241,16 @@ def test_a_model_trained_on_computed_rows_is_not_evaluated_on_stored_ones(rows: 
     assert np.array_equal(infer(model, store, features="z"), infer(on_x, store, features="z"))
 
 
+def test_rows_that_were_written_to_before_a_cast_are_not_those_of_the_store() -> None:
+    def call(model: Module, batch: Batch) -> Tensor:
+        batch.x.sub_(1)
+        cast = batch.cast(torch.float32)
+        return model(cast.x, cast.edge_index)  # type: ignore[no-any-return]
+
+    with pytest.raises(InputError, match="put the step .* into a module inside the model"):
+        infer(_trained(call), _half_store())
+
+
 ARGUMENTS: list[Callable[[Batch], tuple[Any, ...]]] = [
     lambda batch: (-batch.x.float(), batch.edge_index, batch.x.float()),
     lambda batch: (batch.x.float(), batch.edge_index, -batch.x.float()),
