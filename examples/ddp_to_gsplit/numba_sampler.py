@@ -33,8 +33,12 @@ class NumbaSampler(BaseSampler):  # type: ignore[misc]
     def sample_from_nodes(self, inputs: NodeSamplerInput, **kwargs: Any) -> SamplerOutput:
         self._calls += 1
         drawn = sample_minibatch(self._sampler, inputs.node, self._num_neighbors, StepKey(0, 0, self._calls))
-        edges = torch.unique(torch.cat([block.edge_index() for block in drawn.blocks], dim=1), dim=1)
-        return SamplerOutput(drawn.input_ids, edges[0], edges[1], edge=None, metadata=(inputs.input_id, inputs.time))
+        edges = torch.cat([block.edge_index() for block in drawn.blocks], dim=1)
+        num_rows = drawn.input_ids.numel()
+        keys = torch.unique(edges[0] * num_rows + edges[1])  # many times faster than torch.unique(edges, dim=1)
+        return SamplerOutput(
+            drawn.input_ids, keys // num_rows, keys % num_rows, edge=None, metadata=(inputs.input_id, inputs.time)
+        )
 
     def sample_from_edges(self, *args: Any, **kwargs: Any) -> SamplerOutput:
         raise NotImplementedError("this sampler starts from vertices")

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from gsplit.partitioning.partition import partition
     from gsplit.store.importers.pyg import from_pyg, to_pyg
     from gsplit.store.pairs import add_pairs
-    from gsplit.store.reader import Store
-    from gsplit.store.reader import open_store as open
+    from gsplit.store.reader import Store, open_store
     from gsplit.training import callbacks, losses
     from gsplit.training.scalar_log import ScalarLog
     from gsplit.training.trainer import Trainer
     from gsplit.training.verification import Verification, verify, verify_step
 
+    open = open_store
     __version__: str
 
 _HOME = {
@@ -67,10 +67,9 @@ _MODULES = {
     "extending": "gsplit.extending",
 }
 
-__all__ = [
+__all__ = [  # without open: ``from gsplit import *`` must not replace Python's own
     "init",
     "Mesh",
-    "open",
     "Store",
     "NeighborLoader",
     "LinkNeighborLoader",
@@ -115,4 +114,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, "open"])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from inference_programs import infer_all, infer_through_private_maps
+from inference_programs import infer_after_casts, infer_all, infer_through_private_maps
 
 from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit_bench.exactness import VERTICES
@@ -46,3 +46,11 @@ def test_rows_of_all_ranks_reach_the_file_before_it_is_named(tmp_path: Path) -> 
     assert (rows != 0).any(axis=1).all()
     table = np.loadtxt(tmp_path / "rows.csv", delimiter=",", skiprows=1)
     assert np.abs(table[:, 1:] - rows).max() < 1e-12
+
+
+@pytest.mark.parametrize("hosts", [(), (1, 1, 1)])
+def test_ranks_agree_whether_the_model_was_trained_on_stored_rows(hosts: tuple[int, ...], tmp_path: Path) -> None:
+    wanted, _ = infer_after_casts(solo_mesh(), str(tmp_path))
+    for rows, raised in run_ranks(infer_after_casts, 3, str(tmp_path), hosts=hosts):
+        assert np.abs(np.array(rows) - np.array(wanted)).max() < 1e-5
+        assert "put the step that computes it into a module inside the model" in raised

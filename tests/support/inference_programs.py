@@ -4,14 +4,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch_geometric.nn import GraphSAGE
 
-from gsplit import evaluate, infer, write_predictions
+from gsplit import InputError, NeighborLoader, evaluate, infer, write_predictions
 from gsplit.distributed.comm.mesh import Mesh
 from gsplit.graph.ownership import Ownership
 from gsplit.inference import closure
 from gsplit.nn.parallelize import parallelize
 from gsplit.store.in_memory import MemoryStore
-from gsplit_bench.exactness import VERTICES, Case, make_model, small_store
+from gsplit_bench.exactness import VERTICES, WIDTH, Case, make_model, small_store
 
 
 def infer_all(mesh: Mesh, kinds: list[str], boundaries: list[tuple[int, ...] | None], folder: str) -> list[Any]:
@@ -33,6 +35,29 @@ def infer_all(mesh: Mesh, kinds: list[str], boundaries: list[tuple[int, ...] | N
                 write_predictions(model, store, out.with_suffix(".csv"), only="train", workspace=folder)
             results.append((rows.tolist(), evaluate(model, store, ["train"], ownership=owned)))
     return results
+
+
+def infer_after_casts(mesh: Mesh, folder: str) -> list[Any]:
+    """Outputs after training on rows that were cast by hand, and what is raised after training on their negatives.
+
+    The last rank has no vertices, and so no rows that could differ.
+    """
+    whole, _ = small_store("random", 1)
+    store = MemoryStore(whole.graph, [0, VERTICES], whole.arrays, whole.dtypes)
+    owned = Ownership((0, *[VERTICES] * mesh.size))
+    found: list[Any] = []
+    for sign in (1, -1):
+        torch.manual_seed(0)
+        model = parallelize(GraphSAGE(WIDTH, 8, 2, 3), mesh, num_features=WIDTH)
+        loader = NeighborLoader(store, [3, 3], "train", batch_size=30, mesh=mesh, ownership=owned)
+        for batch in loader:
+            rows = batch.x if sign == 1 else sign * batch.x
+            batch.mean(model(rows.float(), batch.edge_index).sum(1)).backward()
+        try:
+            found.append(infer(model, store, Path(folder) / f"{sign}-{mesh.size}.npy", ownership=owned).tolist())
+        except InputError as error:
+            found.append(str(error))
+    return found
 
 
 _LOAD = np.load

@@ -144,7 +144,7 @@ def train_and_save(mesh: Mesh, folder: Path, steps: int, killed_at: int | None =
         save_every=2,
         callbacks=[EachStep(lambda report: end_rank())],
     )
-    if folder.is_dir() and any(folder.iterdir()):
+    if folder.is_dir() and any(folder.glob("step-*")):
         trainer.load(folder)
     before = trainer.state.num_steps
     while trainer.state.num_steps < steps:

@@ -25,7 +25,7 @@ __all__ = ["METADATA", "InPlaceRows"]
 METADATA = {
     *(Tensor.size, Tensor.dim, Tensor.numel, Tensor.nelement, Tensor.stride, Tensor.__len__, Tensor.is_contiguous),
     *(Tensor.element_size, Tensor.is_floating_point, Tensor.is_complex, Tensor.is_signed, Tensor.get_device),
-    *(torch.numel, torch.is_floating_point, torch.is_complex, torch.is_signed),
+    *(torch.numel, torch.is_floating_point, torch.is_complex, torch.is_signed, Tensor.is_inference),
     *(
         getattr(Tensor, name).__get__
         for name in (
@@ -160,6 +160,12 @@ class InPlaceRows(Tensor):
         """Whether the rows were gathered."""
         return self._stored.gathered is not None
 
+    def is_cast_of(self, other: "InPlaceRows") -> bool:
+        """Whether these are the rows of another tensor, of any type, and were not written to."""
+        ours, theirs = self._stored, other._stored
+        is_same = ours._source is theirs._source and ours._ids is theirs._ids and self._part == other._part
+        return is_same and self._version == 0
+
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -172,6 +178,8 @@ class InPlaceRows(Tensor):
                 if func is Tensor.__getitem__ and _is_prefix(args[1]):
                     return cls._of(rows._stored, args[1])
                 converted = rows._stored.convert(args[1]) if func is Tensor.to else None
+                if converted is rows._stored:
+                    return rows
                 if converted is not None:
                     return cls._of(converted, slice(None))
         return func(*map(_read, args), **{name: _read(value) for name, value in kwargs.items()})

@@ -1,8 +1,9 @@
 """Atomic files and folders, fsync and file locks.
 
-A file is written under a temporary name, flushed to the disk and renamed, and its folder is flushed: after a crash or a
-loss of power the name refers to the complete new file or to what was there before. A folder that is complete and
-flushed replaces another one by two renames, which are undone if the second one fails.
+A file is written under a temporary name of its writer, flushed to the disk and renamed, and its folder is flushed:
+after a crash or a loss of power the name refers to the complete new file or to what was there before. A temporary file
+is locked while it is being written; one without a lock is of a process that was killed, and the next writer removes it.
+A folder that is complete and flushed replaces another one by two renames, which are undone if the second one fails.
 
 Locks are advisory (``flock``) and end with the process that holds them. Some shared file systems have no locks; there,
 callers continue without one.
@@ -10,25 +11,37 @@ callers continue without one.
 
 import fcntl
 import os
+import re
 import secrets
-from collections.abc import Iterable, Iterator
+import socket
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from gsplit.errors import InputError, explain
+
 __all__ = [
+    "LOCK",
     "TEMPORARY_SUFFIX",
     "fsync_folder",
+    "lock_folder",
     "locked",
     "open_atomic",
     "open_lock",
+    "remove_abandoned",
     "replace_folder",
+    "target_of",
     "try_lock",
     "write_atomic",
 ]
 
 TEMPORARY_SUFFIX = ".tmp"
-"""Appended to the name of a file while it is being written."""
+"""At the end of the name of a file while it is being written."""
+LOCK = "lock"
+"""The file in a folder that is locked by the process that writes there."""
+_PROCESS = "process "
+_TEMPORARY = re.compile(rf"(.+)\.[0-9a-f]{{8}}{re.escape(TEMPORARY_SUFFIX)}", re.DOTALL)
 
 
 def write_atomic(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
@@ -42,21 +55,59 @@ def write_atomic(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
 def open_atomic(path: Path) -> Iterator[BinaryIO]:
     """Open a file for writing that appears under its name when the block ends without an error.
 
-    A symbolic link at ``path``, or at the temporary name, is replaced and never followed.
+    Of two that write the same file, the one that ends last stays. A symbolic link at ``path`` is replaced and never
+    followed.
     """
-    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
-    temporary.unlink(missing_ok=True)  # left by a process that was killed, or a link to another file
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    remove_abandoned(path.parent, path.name.__eq__)
+    temporary, descriptor = _open_temporary(path)
     try:
-        with os.fdopen(os.open(temporary, flags, 0o666), "wb") as stream:
+        with os.fdopen(descriptor, "wb") as stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
-        temporary.replace(path)
+            temporary.replace(path)  # while it is locked
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     fsync_folder(path.parent)
+
+
+def _open_temporary(path: Path) -> tuple[Path, int]:
+    """A new temporary file for ``path``, open and locked."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    while True:
+        temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
+        descriptor = os.open(temporary, flags, 0o666)
+        if try_lock(descriptor) is not False and os.fstat(descriptor).st_nlink:
+            return temporary, descriptor
+        os.close(descriptor)  # another process has just taken it for one of a killed process, and removes it
+
+
+def target_of(name: str) -> str | None:
+    """The name that a temporary file gets when it is complete; None for other names.
+
+    >>> target_of("history.json.1f2e3d4c.tmp")
+    'history.json'
+    """
+    found = _TEMPORARY.fullmatch(name)
+    return None if found is None else found[1]
+
+
+def remove_abandoned(folder: Path, is_target: Callable[[str], object]) -> None:
+    """Remove the temporary files of such names that processes left which were killed."""
+    with os.scandir(folder) as entries:
+        names = [entry.name for entry in entries]
+    for name in names:
+        target = target_of(name)
+        if target is None or not is_target(target):
+            continue
+        with suppress(OSError):  # renamed or removed meanwhile, or a link
+            descriptor = os.open(folder / name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                if try_lock(descriptor):
+                    (folder / name).unlink()
+            finally:
+                os.close(descriptor)
 
 
 def fsync_folder(folder: Path) -> None:
@@ -115,3 +166,29 @@ def locked(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def lock_folder(folder: Path, fix: str, *, shares: bool = False) -> int | None:
+    """Make a folder and lock it for this process until the returned descriptor is closed, or the process ends.
+
+    Raises an error if another process holds the lock. ``shares``: None if it is this process itself.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / LOCK
+    try:
+        descriptor = open_lock(path)
+    except OSError as error:  # a link, a folder, a read-only disk
+        got = error.strerror
+        raise InputError(explain(path, "a file to lock", got, "remove it, or check the permissions")) from None
+    process = f"{_PROCESS}{os.getpid()} on {socket.gethostname()}"
+    is_ours = try_lock(descriptor) is not False
+    holder = os.pread(descriptor, 300, 0).decode(errors="replace")
+    if is_ours:
+        if holder != process and (not holder or holder.startswith(_PROCESS)):  # otherwise it is a file of the user
+            os.truncate(descriptor, 0)
+            os.pwrite(descriptor, process.encode(), 0)
+        return descriptor
+    os.close(descriptor)
+    if shares and holder == process:
+        return None
+    raise InputError(explain(folder, "a folder that no other training writes to", f"one locked by {holder}", fix))

@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gsplit.errors import InputError, explain
-from gsplit.files.atomic import TEMPORARY_SUFFIX, open_atomic, write_atomic
+from gsplit.files.atomic import lock_folder, open_atomic, remove_abandoned, write_atomic
 from gsplit.files.objects import ObjectFolder, as_url
 
 __all__ = [
     "cache_folder",
+    "claim_folder",
     "find_object",
     "is_file",
     "list_names",
     "open_whole",
-    "prepare_folder",
     "remove",
     "rename",
     "write_whole",
@@ -51,14 +51,16 @@ def find_object(path: Path) -> tuple[ObjectFolder, str] | None:
     return None if folder is None else (folder, path.name)
 
 
-def prepare_folder(folder: Path, names: re.Pattern[str]) -> None:
-    """Make a folder, if it needs to be made, and remove temporary files that killed processes left of such names."""
+def claim_folder(folder: Path, names: re.Pattern[str], fix: str) -> int | None:
+    """Make a folder, lock it (``lock_folder``), and remove what killed processes left of files of such names.
+
+    None on object storage, which has neither folders nor locks, and if this process holds the lock already.
+    """
     if _as_folder(folder) is not None:
-        return  # objects need no folder
-    folder.mkdir(parents=True, exist_ok=True)
-    for entry in os.scandir(folder):
-        if entry.name.endswith(TEMPORARY_SUFFIX) and names.fullmatch(entry.name.removesuffix(TEMPORARY_SUFFIX)):
-            Path(entry.path).unlink()
+        return None
+    descriptor = lock_folder(folder, fix, shares=True)
+    remove_abandoned(folder, names.fullmatch)
+    return descriptor
 
 
 def list_names(folder: Path) -> list[str]:

@@ -28,7 +28,7 @@ from gsplit.inference.layerwise import InferenceOptions, evaluating, flat_mesh, 
 from gsplit.inference.metrics import Metric, Scored, check_metrics, is_classes, is_labelled, rank_area, score_columns
 from gsplit.inference.typed_layerwise import labels_of, make_pass
 from gsplit.minibatch.local_graph import ArrayNames, Features, LocalGraph
-from gsplit.nn.parallelize import forward_plan_of, mesh_of
+from gsplit.nn.parallelize import check_features, forward_plan_of, mesh_of
 from gsplit.progress import Progress, silent
 from gsplit.sampling.neighbor import make_sampler
 from gsplit.store.conversion import as_graph_store
@@ -41,6 +41,7 @@ __all__ = [
     "count_evaluation_edges",
     "evaluate",
     "evaluate_targets",
+    "list_names",
 ]
 
 _LOG = logging.getLogger(__name__)
@@ -157,8 +158,20 @@ class EvaluationOptions(InferenceOptions, total=False):
     metrics: Sequence[str]
 
 
-def evaluate(model: Module, graph: Any, names: list[str], **options: Unpack[EvaluationOptions]) -> dict[str, float]:
+def list_names(names: str | Sequence[str]) -> list[str]:
+    """The names of what is evaluated: one, or several."""
+    found = [names] if isinstance(names, str) else list(names)
+    if not found:
+        raise InputError(explain("names", "at least one name", found, 'evaluate "val", for example'))
+    return found
+
+
+def evaluate(
+    model: Module, graph: Any, names: str | Sequence[str], **options: Unpack[EvaluationOptions]
+) -> dict[str, float]:
     """Exact scores on stored targets from all neighbours; the same on every rank. A collective.
+
+    ``names``: a name of stored targets, such as "val", or several, such as ["val", "test"].
 
     ``metrics`` are keys of ``inference.metrics.METRICS``, accuracy by default: ``scores["val"]`` is the first one,
     ``scores["val mae"]`` another. Each target is counted once, on any number of ranks. A score that is not a finite
@@ -175,7 +188,7 @@ def evaluate(model: Module, graph: Any, names: list[str], **options: Unpack[Eval
 def evaluate_targets(
     model: Module,
     graph: Any,
-    names: list[str],
+    names: str | Sequence[str],
     *,
     metrics: Sequence[str] = ("accuracy",),
     ownership: Ownership | None = None,
@@ -186,7 +199,9 @@ def evaluate_targets(
     progress: Progress = silent,
 ) -> ExactEvaluation:
     """Exact scores with their cost. Each target is counted by its owner only. A collective."""
+    names = list_names(names)
     chosen = check_metrics(metrics)
+    check_features(model, features)
     mesh = flat_mesh(mesh_of(model))
     store = as_graph_store(graph)
     vertex_type = _type_of(store, names)

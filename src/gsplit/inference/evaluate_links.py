@@ -42,7 +42,7 @@ from gsplit.loading.plan import fingerprint_of
 from gsplit.minibatch.local_graph import ArrayNames, Features, LocalGraph
 from gsplit.minibatch.shuffle import exchange_stored
 from gsplit.minibatch.split import request_from_owners
-from gsplit.nn.parallelize import forward_plan_of, mesh_of
+from gsplit.nn.parallelize import check_features, forward_plan_of, mesh_of
 from gsplit.progress import Progress, silent
 from gsplit.sampling.kernels_torch import first_seen
 from gsplit.sampling.minibatch import StepKey, evaluation_key
@@ -174,6 +174,7 @@ class _Evaluation:
         workspace: str | Path | None = None,
         progress: Progress = silent,
     ) -> None:
+        check_features(model, features)
         self._model = model
         self._mesh = flat_mesh(mesh_of(model))
         self._store = as_graph_store(graph)

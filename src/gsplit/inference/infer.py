@@ -34,7 +34,7 @@ from gsplit.inference.metrics import predicted_classes
 from gsplit.inference.prediction_table import TABLES, PredictionTable, What, check_request, default_what
 from gsplit.inference.typed_layerwise import labels_of, make_pass
 from gsplit.minibatch.local_graph import ArrayNames, Features, LocalGraph
-from gsplit.nn.parallelize import forward_plan_of, mesh_of
+from gsplit.nn.parallelize import check_features, forward_plan_of, mesh_of
 from gsplit.progress import Progress, silent
 from gsplit.sampling.neighbor import make_sampler
 from gsplit.store.conversion import as_graph_store
@@ -260,6 +260,7 @@ def _write_rows(
     ``only``: rows of the targets of this name, in the order of their original ids. ``file``: a new .npy file that every
     rank can write to, complete when this returns. Other options are those of ``gsplit.infer``.
     """
+    check_features(model, features)
     mesh = flat_mesh(mesh_of(model))
     local = LocalGraph(store, mesh, inference_ownership(store, mesh, ownership))
     arrays = ArrayNames(store, features, edge_attr, edge_weight)

@@ -284,6 +284,13 @@ class BatchLoader(ABC, Generic[B]):
         return self.plan.sampling_threads
 
     @property
+    def has_float_labels(self) -> bool:
+        """Whether the stored labels of the targets are floats."""
+        store = self._graph.store
+        name = f"y/{self.plan.target_type}" if self.plan.target_type else "y"
+        return name in store.names and "float" in store.dtype(name)
+
+    @property
     def num_targets(self) -> int:
         """The number of targets of an epoch, over all ranks."""
         return self.plan.num_targets

@@ -12,7 +12,7 @@ collectives: every rank calls them. A loss that goes through none of them is ref
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 from weakref import WeakMethod
 
 import torch
@@ -46,6 +46,9 @@ __all__ = [
     "divisor",
     "exchange_input_rows",
 ]
+
+
+B = TypeVar("B", bound="Batch")
 
 
 def exchange_input_rows(
@@ -172,6 +175,28 @@ class Batch:
     pinned: PinnedMemory | None = None
     of: str = ""
     requested: tuple[Tensor, Route | None] | None = None
+    _versions: ClassVar[tuple[int, ...] | None] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_versions", self._input_versions())
+
+    def _input_versions(self) -> tuple[int, ...]:
+        """How often the input rows were written to, as torch counts it, but for those made in inference mode."""
+        return tuple(0 if x.is_inference() else x._version for x in self._inputs())
+
+    def _inputs(self) -> tuple[Tensor, ...]:
+        return (self.x,)
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the input rows were written to since the batch was made, such as by ``batch.x.sub_(mean)``."""
+        return self._versions != self._input_versions()
+
+    def _keep_written(self, made: B) -> B:
+        """A batch made of this one, which counts as written to if this one was."""
+        if self.is_written:
+            object.__setattr__(made, "_versions", None)
+        return made
 
     def __repr__(self) -> str:
         mesh = self.context.mesh
@@ -509,7 +534,7 @@ class Batch:
 
     def cast(self, dtype: torch.dtype) -> Self:
         """The batch with its input rows converted to a type. Features may be stored in half precision."""
-        return self if self.x.dtype == dtype else replace(self, x=self.x.to(dtype))
+        return self if self.x.dtype == dtype else self._keep_written(replace(self, x=self.x.to(dtype)))
 
     def pin(self, buffers: PinnedBuffers) -> Self:
         """The batch with its tensors in pinned memory, from which one copy moves them to a device."""

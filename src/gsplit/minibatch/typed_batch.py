@@ -11,9 +11,10 @@ of all relations at once, such as RGCNConv, takes ``batch.edge_index`` and ``bat
 layer and type, and its layers on ``batch.part(relation).blocks[l]``.
 """
 
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -66,6 +67,10 @@ class TypedBatch(Batch):
     kinds: tuple[Tensor, ...]
     rows: RowTypes
     parts: Mapping[str | EdgeType, Batch]
+    _fused: ClassVar[weakref.ref[Tensor] | None] = None
+
+    def _inputs(self) -> tuple[Tensor, ...]:
+        return tuple(self.x_dict.values())
 
     def __repr__(self) -> str:
         shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in self.x_dict.items())
@@ -131,7 +136,13 @@ class TypedBatch(Batch):
         fused = first.new_empty(self.rows.types.numel(), *first.shape[1:])
         for name, places in zip(self.types.vertex_types, self.rows.rows(), strict=True):
             fused = fused.index_copy(0, places, rows_of[name])
+        if all(rows is self.x_dict.get(name) for name, rows in rows_of.items()):
+            object.__setattr__(self, "_fused", weakref.ref(fused))
         return fused
+
+    def is_fused(self, rows: Tensor) -> bool:
+        """Whether a tensor is the last ``fused_x``, which was not written to."""
+        return self._fused is not None and rows is self._fused() and rows._version == 0
 
     def _refuse_input_gradients(self) -> None:
         for name, x in self.x_dict.items():
@@ -141,7 +152,7 @@ class TypedBatch(Batch):
 
     def cast(self, dtype: torch.dtype) -> "TypedBatch":
         """The batch with its input rows converted to a type."""
-        return replace(self, x_dict={name: x.to(dtype) for name, x in self.x_dict.items()})
+        return self._keep_written(replace(self, x_dict={name: x.to(dtype) for name, x in self.x_dict.items()}))
 
     def _arrays(self) -> list[Tensor]:
         cut = [block.src_rows for of in self.types.edge_types for block in self.parts[of].blocks]

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from gsplit.distributed.comm.comm import Call
 from gsplit.errors import InputError, explain
+from gsplit.features.in_place import InPlaceRows
 from gsplit.minibatch.batch import Batch
 from gsplit.minibatch.edge_handles import EdgeAttrHandle, EdgeHandle, EdgeTypeHandle, EdgeWeightHandle, Handle
 from gsplit.minibatch.typed_batch import TypedBatch
@@ -37,7 +39,7 @@ _EDGES = ("edge_index", "adj", "adj_t")
 
 
 class Slot(Enum):
-    """An argument that the batch provides."""
+    """An argument that the batch provides, or a tensor that it does not provide."""
 
     X = "x"
     EDGE_INDEX = "edge_index"
@@ -50,6 +52,8 @@ class Slot(Enum):
     EDGE_WEIGHT_DICT = "edge_weight_dict"
     FUSED_X = "fused_x"
     EDGE_TYPE = "edge_type"
+    OTHER_X = "other rows in place of x"
+    OTHER = "another tensor"
 
 
 _HANDLES = {
@@ -58,14 +62,40 @@ _HANDLES = {
     EdgeAttrHandle: Slot.EDGE_ATTR,
     EdgeTypeHandle: Slot.EDGE_TYPE,
 }
+_HANDLE_DICTS = {
+    EdgeHandle: Slot.EDGE_INDEX_DICT,
+    EdgeWeightHandle: Slot.EDGE_WEIGHT_DICT,
+    EdgeAttrHandle: Slot.EDGE_ATTR_DICT,
+}
+_ROWS_AT_ONCE = 1 << 14
 
 
 @dataclass(frozen=True)
 class CallTemplate:
-    """How a model was called with a batch: its arguments, with a ``Slot`` for each that came from the batch."""
+    """How a model was called with a batch: its arguments, with a ``Slot`` for each tensor, handle and batch.
+
+    ``features``: those of the loader that made the batch.
+    """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    features: Any
+
+    @property
+    def _slots(self) -> list[Slot]:
+        return [value for value in (*self.args, *self.kwargs.values()) if isinstance(value, Slot)]
+
+    @property
+    def is_of_batch(self) -> bool:
+        """Whether all tensors were the batch's, so that another batch has all that such a call needs."""
+        return not {Slot.OTHER, Slot.OTHER_X} & {*self._slots}
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether all tensors were the batch's, perhaps but for one in place of ``x``."""
+        slots = self._slots
+        is_one = slots.count(Slot.OTHER_X) + slots.count(Slot.X) == 1
+        return Slot.OTHER not in slots and (is_one or Slot.OTHER_X not in slots)
 
     def call(self, model: Module, batch: Batch) -> Any:
         """Call a model in the same way with another batch, which refuses what it does not carry."""
@@ -73,39 +103,124 @@ class CallTemplate:
         def fill(value: Any) -> Any:
             if not isinstance(value, Slot):
                 return value
-            return batch if value is Slot.BATCH else getattr(batch, value.value)
+            if value is Slot.BATCH:
+                return batch
+            return batch.x if value is Slot.OTHER_X else getattr(batch, value.value)
 
         return model(*map(fill, self.args), **{name: fill(value) for name, value in self.kwargs.items()})
 
+    def check_features(self, features: object) -> None:
+        """Refuse to call the model with features that it was not trained on.
 
-def template_of(call: LayerCall, batch: Batch) -> CallTemplate | None:
-    """The template of a model's call; None if an argument is a tensor that is not the batch's."""
-    slots: list[Slot] = []
-    typed = isinstance(batch, TypedBatch)
-    of_rows = Slot.FUSED_X if typed else Slot.X
-    num_rows = batch.blocks[0].num_src if typed else batch.x.size(0)
+        If training has computed the rows from the batch's, ``features`` must name others than those, or a source of
+        rows, such as the embedding that was trained.
+        """
+        names = list(features) if isinstance(features, list | tuple) else [features]
+        if self.is_of_batch or (self.takes_rows and names not in (["x"], self.features)):
+            return
+        fix = "put the step that computes it into a module inside the model"
+        if self.takes_rows:
+            fix += ", or give features=, other stored features or the gsplit.OwnedEmbedding"
+        got = "a call with a tensor that was computed outside of the model"
+        expected = "a model that training has called with tensors of the mini-batch, such as batch.x"
+        raise InputError(explain("the model", expected, got, fix))
+
+
+def template_of(call: LayerCall, batch: Batch) -> CallTemplate:
+    """The template of a model's call. A collective if input rows were cast by hand, not by ``batch.cast``."""
 
     def slot(value: Any) -> Any:
-        found = Slot.BATCH if value is batch else _HANDLES.get(type(value))
-        if isinstance(value, Tensor):  # the input rows, perhaps cast
-            found = of_rows if of_rows not in slots and value.dim() and value.size(0) == num_rows else None
-            if found is None:
-                raise LookupError
-        kinds = {type(each) for each in value.values()} if isinstance(value, dict) else set()
-        if isinstance(value, dict) and find_handle(((value,), {})) is not None:
-            found = Slot.EDGE_INDEX_DICT
-        elif kinds & {EdgeAttrHandle, EdgeWeightHandle}:
-            found = Slot.EDGE_ATTR_DICT if EdgeAttrHandle in kinds else Slot.EDGE_WEIGHT_DICT
-        elif isinstance(value, dict) and any(isinstance(each, Tensor) for each in value.values()):
-            found = Slot.X_DICT
-        if found is not None:
-            slots.append(found)
-        return value if found is None else found
+        if not _holds_tensors(value):
+            return value
+        if isinstance(value, Tensor):
+            return _rows_slot(value, batch)
+        if isinstance(value, dict):
+            return _dict_slot(value, batch)
+        if isinstance(value, Handle) and value.relation is None:
+            return _HANDLES[type(value)]
+        return Slot.BATCH if value is batch and not batch.is_written else Slot.OTHER
 
+    args = tuple(map(slot, call[0]))
+    kwargs = {name: slot(value) for name, value in call[1].items()}
+    return CallTemplate(args, kwargs, batch.context.arrays.given)
+
+
+def _holds_tensors(value: Any) -> bool:
+    """Whether a value is a tensor, a handle or a batch, or holds one."""
+    if isinstance(value, dict | list | tuple | set):
+        return any(map(_holds_tensors, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, Tensor | Handle | Batch)
+
+
+def _rows_slot(value: Tensor, batch: Batch) -> Slot:
+    if isinstance(batch, TypedBatch):
+        return Slot.FUSED_X if _is_fused(value, batch) else Slot.OTHER
+    if _are_inputs([(value, batch.x)], batch):
+        return Slot.X
+    return Slot.OTHER_X if value.dim() and value.size(0) == batch.blocks[0].num_src else Slot.OTHER
+
+
+def _dict_slot(value: dict[Any, Any], batch: Batch) -> Slot:
+    if not isinstance(batch, TypedBatch):
+        return Slot.OTHER
+    if all(isinstance(each, Tensor) for each in value.values()):
+        same_names = value.keys() == batch.x_dict.keys()
+        pairs = [(value[name], rows) for name, rows in batch.x_dict.items()] if same_names else []
+        return Slot.X_DICT if pairs and _are_inputs(pairs, batch) else Slot.OTHER
+    kinds = {type(each) for each in value.values()}
+    found = _HANDLE_DICTS.get(kinds.pop(), Slot.OTHER) if len(kinds) == 1 else Slot.OTHER
+    if found is Slot.OTHER or value.keys() != getattr(batch, found.value).keys():
+        return Slot.OTHER
+    return found if all(handle.relation == relation for relation, handle in value.items()) else Slot.OTHER
+
+
+def _is_fused(value: Tensor, batch: TypedBatch) -> bool:
+    """Whether a tensor is ``fused_x``, or that cast to another type."""
+    if batch.is_fused(value):
+        return not batch.is_written
+    if value.dtype in {rows.dtype for rows in batch.x_dict.values()}:
+        return False
     try:
-        return CallTemplate(tuple(map(slot, call[0])), {name: slot(value) for name, value in call[1].items()})
-    except LookupError:
-        return None
+        return _are_inputs([(value, batch.fused_x)], batch)
+    except InputError:  # some type has no rows, or others of another width
+        return False
+
+
+def _are_inputs(pairs: list[tuple[Tensor, Tensor]], batch: Batch) -> bool:
+    """Whether tensors are input rows of a batch, as its loader made them, or these cast to another type.
+
+    The values of a cast are compared, and all ranks decide alike: one may have no rows to compare. It is a collective
+    then, which all ranks reach: they have the same program and the same types.
+    """
+    if batch.is_written:
+        return False
+    casts = [(value, rows) for value, rows in pairs if not _is_same(value, rows)]
+    if any(value.requires_grad or value.dtype == rows.dtype for value, rows in casts):
+        return False
+    if not casts:
+        return True
+    differs = torch.tensor([not all(_has_values(value, rows) for value, rows in casts)], dtype=torch.int32)
+    batch.context.mesh.control.all_reduce(Call("compare cast input rows", batch.key.step), differs).wait()
+    return int(differs) == 0
+
+
+def _is_same(value: Tensor, rows: Tensor) -> bool:
+    """Whether a tensor is the input rows. Those of ``InPlaceRows`` that were read are a plain tensor."""
+    if value is rows:
+        return True
+    return isinstance(rows, InPlaceRows) and rows.is_read and value is rows.read()
+
+
+def _has_values(value: Tensor, rows: Tensor) -> bool:
+    if isinstance(value, InPlaceRows) and isinstance(rows, InPlaceRows) and value.is_cast_of(rows):
+        return True
+    pieces = zip(rows.split(_ROWS_AT_ONCE), value.split(_ROWS_AT_ONCE), strict=True)
+    return value.shape == rows.shape and all(_are_equal(of_batch.to(value.dtype), piece) for of_batch, piece in pieces)
+
+
+def _are_equal(a: Tensor, b: Tensor) -> bool:
+    """Whether all values are equal; those that are missing, NaN, too. Waits for a device."""
+    return torch.equal(a, b) or (a.is_floating_point() and torch.allclose(a, b, rtol=0.0, atol=0.0, equal_nan=True))
 
 
 def _edge_values(model: Module, batch: Batch, required: set[str], takes_edge_attr: bool) -> dict[str, Handle[Batch]]:

@@ -6,6 +6,7 @@ No module is wrapped or renamed, so ``state_dict`` keys do not change. A hook on
 tensors the model computes what it did before. Gradients are averaged over all ranks during backward.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,7 +25,7 @@ from gsplit.errors import InputError, explain
 from gsplit.graph.types import EdgeType
 from gsplit.minibatch.batch import Batch
 from gsplit.minibatch.link_batch import PairModeError
-from gsplit.minibatch.local_graph import find_edge_array
+from gsplit.minibatch.local_graph import Features, find_edge_array
 from gsplit.minibatch.typed_batch import TypedLinkBatch
 from gsplit.nn.calls import call_model, dtype_of
 from gsplit.nn.checks.dry_run import (
@@ -54,6 +55,7 @@ from gsplit.store.protocol import GraphStore
 __all__ = [
     "parallelize",
     "call_wrapped",
+    "check_features",
     "count_evaluation",
     "finish_checks",
     "forward_plan_of",
@@ -61,6 +63,7 @@ __all__ = [
     "override_forward_pass",
 ]
 
+_LOG = logging.getLogger(__name__)
 M = TypeVar("M", bound=Module | Parameter)
 T = TypeVar("T")
 
@@ -250,11 +253,21 @@ def forward_plan_of(model: Module) -> ForwardPlan:
 
 
 def call_wrapped(model: Module, batch: Batch) -> Any:
-    """Call a wrapped model as training called it last, or as ``call_model`` does before the first call."""
-    runtime = runtime_of(model)
-    if runtime.template is not None:
-        return runtime.template.call(model, batch)
+    """Call a wrapped model as training called it last, with the rows of the batch.
+
+    As ``call_model`` does before the first call, and after one with other tensors, which the batch does not have.
+    """
+    template = runtime_of(model).template
+    if template is not None and template.takes_rows:
+        return template.call(model, batch)
     return call_model(model, batch, takes_edge_attr=forward_plan_of(model).takes_edge_attr)
+
+
+def check_features(model: Module, features: Features) -> None:
+    """Refuse to call a model with features of the graph in place of other tensors that training called it with."""
+    template = last_template(model)
+    if template is not None:
+        template.check_features(features)
 
 
 def mesh_of(model: Module) -> Mesh:
@@ -266,6 +279,15 @@ def mesh_of(model: Module) -> Mesh:
 
 def count_evaluation(model: Module) -> None:
     """Tell a wrapped model that it was evaluated: after the first time, its next step is compared with one process."""
+    averages = averages_of(mesh_of(model))
+    if averages.heads and "evaluated" not in averages.warned and mesh_of(model).rank == 0:
+        averages.warned.add("evaluated")
+        names = ", ".join(type(head).__name__ for head in averages.heads)
+        _LOG.warning(
+            "evaluated: the output of the model, without what is trained beside it (%s). Put a head into the model, or "
+            "apply it to what gsplit.infer returns",
+            names,
+        )
     step_check = runtime_of(model).step_check
     if step_check is not None:
         step_check.count_evaluation()

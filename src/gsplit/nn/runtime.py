@@ -148,7 +148,7 @@ class Runtime:
         self.mesh = mesh
         self.override: ForwardPass | None = None
         self.template: CallTemplate | None = None
-        """How training called the model last."""
+        """How training called the model last; None before its first call."""
         self.step_check: StepCheck | None = None
         self.status = ""
         """``ModelStatus`` of the last forward with gradients on several ranks."""
@@ -289,7 +289,8 @@ class _EnterModel(_RuntimeHook):
         if batch is not None and self.runtime.override is None and torch.is_grad_enabled():
             template = template_of((args, kwargs), batch)  # before torch functions are intercepted
             if self.runtime.step_check is not None:
-                self.runtime.step_check.before_forward(module, self.runtime, batch, (args, kwargs), template)
+                of_batch = template if template.is_of_batch else None
+                self.runtime.step_check.before_forward(module, self.runtime, batch, (args, kwargs), of_batch)
         self.runtime.open(module, batch)
         self.runtime.template = template
 
@@ -363,7 +364,8 @@ def _hook_tables(module: Module) -> list[dict[int, Any]]:
 
 def install_runtime(model: Module, runtime: Runtime) -> None:
     """Hook the model and its jumping knowledge, and replace the forwards of its message-passing layers."""
-    model.register_forward_pre_hook(_EnterModel(runtime), with_kwargs=True)
+    # first, so that other hooks, which may change the arguments, are part of the model
+    model.register_forward_pre_hook(_EnterModel(runtime), with_kwargs=True, prepend=True)
     for name, layer in layers_of(model).items():
         install_forward(layer, name, runtime)
     for module in model.modules():

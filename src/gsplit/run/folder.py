@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gsplit.errors import InputError, explain
-from gsplit.files.atomic import TEMPORARY_SUFFIX, open_lock, try_lock, write_atomic
+from gsplit.files.atomic import LOCK, lock_folder, target_of, write_atomic
 from gsplit.files.objects import as_url
 from gsplit.files.untrusted import Expected, open_regular, read_bounded, read_document
 from gsplit.run.config import TrainSettings, check_settings
@@ -69,7 +69,6 @@ __all__ = [
 ]
 
 _CURRENT = "current"
-_LOCK = "lock"
 _NEW = "new"  # the folder of a training until its first files are in place
 _SETTINGS = "settings.json"
 _WEIGHTS = "weights.safetensors"
@@ -113,7 +112,7 @@ def trainings_with_checkpoints(run: Path) -> list[Path]:
 def run_of_training(folder: Path) -> Path | None:
     """The run that a folder such as RUN/1 is a training of."""
     run = folder.absolute().parent
-    is_run = (run / _LOCK).exists() or (run / _CURRENT).exists()
+    is_run = (run / LOCK).exists() or (run / _CURRENT).exists()
     return run if is_run and folder.absolute() in list_trainings(run) else None
 
 
@@ -161,19 +160,12 @@ def history_path(run: Path) -> Path:
 @contextmanager
 def lock_run(run: Path) -> Iterator[None]:
     """Hold the lock of a run, so that one training at a time writes to its folder."""
-    run.mkdir(parents=True, exist_ok=True)
+    descriptor = lock_folder(run, "wait for it, or choose another --out")
+    assert descriptor is not None
     try:
-        file = open_lock(run / _LOCK)
-    except OSError as error:  # a link, a folder, a read-only disk
-        fix = "remove it, or check the permissions"
-        raise InputError(explain(run / _LOCK, "a file to lock", error.strerror, fix)) from None
-    try:
-        if try_lock(file) is False:
-            fix = "wait for it, or choose another --out"
-            raise InputError(explain(run, "a folder that no other training writes to", "a locked folder", fix))
         yield
     finally:
-        os.close(file)
+        os.close(descriptor)
 
 
 def check_new_run(run: Path, *, overwrite: bool) -> None:
@@ -208,11 +200,12 @@ def check_new_run(run: Path, *, overwrite: bool) -> None:
 def _is_ours(path: Path) -> bool:
     if path in list_trainings(path.parent):
         return all(_is_file_of_run(inner.name) or inner == checkpoint_folder(path) for inner in path.iterdir())
-    return _is_file_of_run(path.name) or path.name in (_CURRENT, _LOCK, _NEW, _CURRENT + TEMPORARY_SUFFIX)
+    name = target_of(path.name) or path.name
+    return _is_file_of_run(path.name) or name in (_CURRENT, LOCK, _NEW)
 
 
 def _is_file_of_run(name: str) -> bool:
-    name = name.removesuffix(TEMPORARY_SUFFIX)  # left by a training that was killed while writing it
+    name = target_of(name) or name  # left by a training that was killed while writing it
     return name in (_SETTINGS, _WEIGHTS, _HISTORY) or name.startswith("steps-rank-")
 
 

@@ -10,6 +10,7 @@ rows of the other ranks, which gives the number of different ones.
 """
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -20,7 +21,15 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gsplit.errors import InputError, StoreError, explain
-from gsplit.features.cache import cached_order, expected_hit_rate, hotness_of, stored_row_bytes
+from gsplit.features.cache import (
+    HotOrder,
+    cached_order,
+    expected_hit_rate,
+    hotness_of,
+    stored_row_bytes,
+    typed_hotness,
+    typed_orders,
+)
 from gsplit.graph.ownership import Ownership, own_parts
 from gsplit.loading.batch_loader import whole_graph_bytes
 from gsplit.partitioning.forecast import links_into_run
@@ -142,29 +151,28 @@ def forecast_memory(store: Store, plan: MemoryPlan) -> list[RankMemory]:
 def _forecast_rank(store: Store, plan: MemoryPlan, ownership: Ownership, rank: int, program: int) -> RankMemory:
     first, stop = ownership.range_of(rank)
     owned = stop - first
-    names = [f"features/{name}" for name in plan.features]
+    features = _features_by_type(store, plan.features)
     offsets = store.stored_array("indptr")[first - store.vertex_range[0] :]
-    stored_bytes = stored_row_bytes(store, plan.features)
+    owned_of = {of: _owned_rows(store, of, first, stop) for of in features}
     own = GraphSize(
         num_vertices=owned,
         num_edges=int(offsets[owned] - offsets[0]),
         edge_bytes=store.stored_array("indices").itemsize,
-        feature_bytes=owned * stored_bytes,
+        feature_bytes=sum(owned_of[of] * stored_row_bytes(store, names) for of, names in features.items()),
     )
     mapped = {
         "graph": own.graph_bytes,
         "ids": 8 * owned if store.is_renumbered else 0,
         "features": 0 if plan.on_disk else own.feature_bytes,
     }
-    order = cached_order(store, first, stop, plan.features, plan.cache_bytes) if plan.cache_bytes else None
+    orders = _cached_orders(store, first, stop, features, plan.cache_bytes) if plan.cache_bytes else {}
     size = _batch_size(store, plan, ownership, rank)
-    scaled = [name for name in names if store.dtype(name) == "int8"]
-    width = sum(prod(store.shape(name)[1:]) for name in names)
-    item_bytes = max(4 if name in scaled else storage_dtype(store.dtype(name)).itemsize for name in names)
-    row_bytes = width * item_bytes
+    scales = {of: sum(_is_scaled(store, name) for name in names) for of, names in features.items()}
     input_rows = size.local + size.received
+    received_row_bytes = _mean_row_bytes(store, features, 0, store.num_vertices)
+    input_bytes = size.local * _mean_row_bytes(store, features, first, stop) + size.received * received_row_bytes
     batch = batch_bytes(
-        input_bytes=input_rows * row_bytes,
+        input_bytes=input_bytes,
         rows_loaded=size.local,
         edges=size.edges,
         computed=size.computed,
@@ -173,9 +181,9 @@ def _forecast_rank(store: Store, plan: MemoryPlan, ownership: Ownership, rank: i
         "program": program,
         "sampler tables": plan.sampling_threads * (4 * owned + int(16 * size.local)),
         "targets": 32 * _own_targets(store, plan.targets, first, stop),
-        "scales": 4 * owned * len(scaled) if plan.on_disk else 0,
-        "cache": order.num_cached * stored_bytes if order else 0,
-        "copies": min(plan.copies_bytes, (store.num_vertices - owned) * row_bytes),
+        "scales": sum(4 * owned_of[of] * scales[of] for of in features) if plan.on_disk else 0,
+        "cache": sum(order.num_cached * stored_row_bytes(store, features[of]) for of, order in orders.items()),
+        "copies": min(plan.copies_bytes, int((store.num_vertices - owned) * received_row_bytes)),
         "mini-batches": int((HELD_BATCHES + plan.prefetch) * batch),
         "hidden rows": int(hidden_bytes(size.computed, plan.hidden or 0)),
         "comparison of the first step": _comparison_bytes(store, plan) if rank == 0 else 0,
@@ -187,7 +195,7 @@ def _forecast_rank(store: Store, plan: MemoryPlan, ownership: Ownership, rank: i
         anonymous=anonymous,
         input_rows=input_rows,
         edges=size.edges,
-        expected_hit_rate=expected_hit_rate(hotness_of(store, first, stop), order) if order else None,
+        expected_hit_rate=_hit_rate(store, first, stop, orders) if orders else None,
         basis=size.basis,
     )
 
@@ -197,6 +205,72 @@ def _comparison_bytes(store: Store, plan: MemoryPlan) -> int:
     if plan.ranks == 1 or not plan.compares:
         return 0
     return whole_graph_bytes(store.num_vertices, store.stored_array(f"targets/{plan.targets}").size)
+
+
+def _features_by_type(store: Store, features: Sequence[str]) -> dict[str | None, list[str]]:
+    """The stored features that are loaded, by vertex type; of None in a graph without types."""
+    if store.types is None:
+        return {None: list(features)}
+    found: dict[str | None, list[str]] = {
+        of: [f"{of}/{name}" for name in features if f"features/{of}/{name}" in store.names]
+        for of in store.types.vertex_types
+    }
+    return {of: names for of, names in found.items() if names}
+
+
+def _owned_rows(store: Store, of: str | None, first: int, stop: int) -> int:
+    if store.types is None or of is None:
+        return stop - first
+    low, high = store.types.row_range(of, first, stop)
+    return high - low
+
+
+def _is_scaled(store: Store, name: str) -> bool:
+    return store.dtype(f"features/{name}") == "int8"
+
+
+def _loaded_row_bytes(store: Store, names: Sequence[str]) -> int:
+    """The bytes of the features of one vertex in a mini-batch: in the largest type, and decoded if they have scales."""
+    width = sum(prod(store.shape(f"features/{name}")[1:]) for name in names)
+    sizes = [
+        4 if _is_scaled(store, name) else storage_dtype(store.dtype(f"features/{name}")).itemsize for name in names
+    ]
+    return width * max(sizes)
+
+
+def _mean_row_bytes(store: Store, features: Mapping[str | None, list[str]], first: int, stop: int) -> float:
+    """The bytes of an input row in a mini-batch: types have as many as presampling loaded, or as there are vertices."""
+    if store.types is None:
+        return _loaded_row_bytes(store, features[None])
+    loaded = {}
+    for of in store.types.vertex_types:
+        counts = typed_hotness(store, first, stop, of) if "hotness" in store.names else []
+        loaded[of] = sum(int(part.sum()) for part in counts)
+    if not sum(loaded.values()):
+        loaded = {of: _owned_rows(store, of, first, stop) for of in store.types.vertex_types}
+    num_bytes = sum(loaded[of] * _loaded_row_bytes(store, names) for of, names in features.items() if of is not None)
+    return num_bytes / max(1, sum(loaded.values()))
+
+
+def _cached_orders(
+    store: Store, first: int, stop: int, features: Mapping[str | None, list[str]], cache_bytes: int
+) -> Mapping[str | None, HotOrder]:
+    if store.types is None:
+        return {None: cached_order(store, first, stop, features[None], cache_bytes)}
+    by_type = {of: names for of, names in features.items() if of is not None}
+    return dict(typed_orders(store, first, stop, by_type, cache_bytes).items())
+
+
+def _hit_rate(store: Store, first: int, stop: int, orders: Mapping[str | None, HotOrder]) -> float:
+    """The expected share of input rows with features that are in the cache."""
+    hits = 0.0
+    total = 0
+    for of, order in orders.items():
+        parts = [hotness_of(store, first, stop)] if of is None else typed_hotness(store, first, stop, of)
+        hotness = np.concatenate(parts) if parts else np.empty(0, np.int64)
+        hits += expected_hit_rate(hotness, order) * int(hotness.sum())
+        total += int(hotness.sum())
+    return hits / total if total else 0.0
 
 
 def _own_targets(store: Store, name: str, first: int, stop: int) -> int:

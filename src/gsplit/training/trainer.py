@@ -24,7 +24,7 @@ from gsplit.device.devices import AsyncHostCopy
 from gsplit.distributed.comm.comm import Call, Comm
 from gsplit.errors import InputError, explain
 from gsplit.graph.types import EdgeType
-from gsplit.inference.evaluate import evaluate_targets
+from gsplit.inference.evaluate import evaluate_targets, list_names
 from gsplit.inference.evaluate_links import LinkEvaluationOptions, evaluate_pair_lists
 from gsplit.inference.metric_names import DEFAULT_METRICS
 from gsplit.inference.metrics import check_metrics
@@ -175,7 +175,8 @@ class Trainer:
         ``LinkNeighborLoader``: "cross_entropy", "bpr", or a function of (out, batch) that returns one value per pair.
 
         ``metrics``: keys of ``inference.metrics.METRICS`` that ``evaluate`` computes, by default the one that fits the
-        loss; the first one determines the best evaluation. ``lr_scheduler`` steps after every training step.
+        loss, or for a function the labels: rmse for floats, else accuracy; the first one determines the best
+        evaluation. ``lr_scheduler`` steps after every training step.
 
         ``max_grad_norm`` bounds the norm of the whole gradient. ``accumulate``: mini-batches per step of the optimizer.
         ``precision="bf16"``: forward and loss under autocast. ``callbacks`` are called after steps and evaluations
@@ -196,7 +197,7 @@ class Trainer:
         self.state = TrainState(model, optimizer, loader, lr_scheduler)
         has_pairs = isinstance(loader, LinkNeighborLoader)
         loss = resolve_loss(loss_fn, of_pairs=has_pairs)
-        fitting = "mrr" if has_pairs else "accuracy"
+        fitting = "mrr" if has_pairs else "rmse" if loader.has_float_labels else "accuracy"
         if isinstance(loss_fn, str) and not has_pairs:
             fitting = DEFAULT_METRICS[loss_fn]
         self._metrics = check_metrics(metrics if metrics is not None else [fitting], of_pairs=has_pairs)
@@ -235,11 +236,20 @@ class Trainer:
         self._wants_to_stop = True
 
     def train_step(self, batch: Batch) -> float:
-        """Step the optimizer on one mini-batch; returns its loss, the same on every rank. A collective."""
+        """Step the optimizer on one mini-batch; returns its loss, the same on every rank. A collective.
+
+        It is a step of the training, as those of ``train_epoch`` are: it is in the history, and callbacks are called.
+        """
+        self._call_on_start()
         self._tell_loss()
+        in_flight = _StepsInFlight(self.state.history)
         self._step.reset()
         self._step.add(batch)
-        return self._read_loss(batch, self._step.finish(batch))
+        in_flight.count(batch)
+        self._num_edges += in_flight.push(batch, self._step.finish(batch), None).num_edges
+        for step in in_flight.drain(leave=0):
+            self._finish_step(step)
+        return float(self.state.history.losses[-1])
 
     def _tell_loss(self) -> None:
         """Tell the comparison with one process which loss the next steps have: a model may have several trainers."""
@@ -247,11 +257,10 @@ class Trainer:
         assert step_check is not None  # of a model that parallelize has returned
         step_check.use_loss(self._step.loss.mean, self._step.loss.loss_fn)
 
-    def _read_loss(self, batch: Batch, loss: AsyncHostCopy) -> float:
+    def _read_loss(self, batch: Batch, loss: AsyncHostCopy) -> None:
         value = float(loss)  # the only device sync of a step
         check_finite(value, batch)
         batch.telemetry.record("loss", value)
-        return value
 
     def train_epoch(self, max_steps: int | None = None) -> list[float]:
         """Train to the end of the loader's epoch, or ``max_steps`` steps of it; returns the losses. A collective.
@@ -341,13 +350,20 @@ class Trainer:
         )
 
     def evaluate(
-        self, graph: Any, names: list[str], *, keep_best: str | None = None, **options: Unpack[LinkEvaluationOptions]
+        self,
+        graph: Any,
+        names: str | Sequence[str],
+        *,
+        keep_best: str | None = None,
+        **options: Unpack[LinkEvaluationOptions],
     ) -> dict[str, float]:
         """Compute exact scores on stored targets, or stored pairs, and add them to the history. A collective.
 
+        ``names``: one, such as "val", or several.
         ``keep_best`` is one of ``names``: the weights with the best score on it are kept in ``state.best``. Arrays
         are those of the loader; options are those of ``gsplit.evaluate``, or of ``gsplit.evaluate_links``.
         """
+        names = list_names(names)
         if keep_best is not None and keep_best not in names:
             raise InputError(explain("keep_best", f"one of {', '.join(names)}", keep_best, "evaluate it too"))
         arrays = self.state.loader.arrays
@@ -382,6 +398,7 @@ class Trainer:
 
     def save(self, folder: str | Path | None = None) -> None:
         """Save the state and wait until it is on the disk: into ``save_to``, or another folder. A collective."""
+        self._sum_edges()
         if folder is None:
             saver = self._checked_saver()
         else:

@@ -28,7 +28,7 @@ from gsplit.loading.loader import NeighborLoader
 from gsplit.minibatch.batch import Batch
 from gsplit.minibatch.local_graph import ArrayNames, Features, InputNodes
 from gsplit.nn.checks.one_process import TrainedSteps, run_steps
-from gsplit.nn.parallelize import call_wrapped, parallelize
+from gsplit.nn.parallelize import call_wrapped, check_features, parallelize
 from gsplit.nn.runtime import runtime_of
 from gsplit.sampling.protocol import SamplerFactory
 from gsplit.sampling.relations import RelationFanouts
@@ -152,6 +152,7 @@ def verify(
     steps are of link prediction, and ``loss_fn`` is a loss of pairs, as for ``Trainer``. Rank 0 needs the whole graph.
     The model itself is not changed. The one process uses ``reference_device``, by default the device of rank 0.
     """
+    check_features(model, features)
     ranks = resolve_mesh(mesh, "gsplit.verify")
     store = as_graph_store(graph, partition)
     has_pairs = edge_label_index is not None

@@ -5,7 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from gsplit.files.atomic import locked, open_lock, replace_folder, try_lock, write_atomic
+from gsplit.files.atomic import (
+    lock_folder,
+    locked,
+    open_atomic,
+    open_lock,
+    remove_abandoned,
+    replace_folder,
+    try_lock,
+    write_atomic,
+)
 
 
 def test_a_file_appears_complete_or_not_at_all(tmp_path: Path) -> None:
@@ -17,9 +26,36 @@ def test_a_file_appears_complete_or_not_at_all(tmp_path: Path) -> None:
     assert path.read_bytes() == b"onetwo" and list(tmp_path.iterdir()) == [path]
 
 
+def test_two_writers_of_one_file_do_not_mix(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    with open_atomic(path) as first:
+        first.write(b"A" * 100)
+        with open_atomic(path) as second:
+            second.write(b"B" * 10)
+        assert path.read_bytes() == b"B" * 10
+    assert path.read_bytes() == b"A" * 100 and list(tmp_path.iterdir()) == [path]
+
+
+def test_what_killed_writers_left_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "a.0123abcd.tmp").touch()
+    (tmp_path / "b.0123abcd.tmp").touch()
+    (tmp_path / "a.tmp").touch()  # not one of ours
+    with open_atomic(tmp_path / "a") as living:
+        remove_abandoned(tmp_path, lambda name: name == "a")
+        living.write(b"1")
+    assert {path.name for path in tmp_path.iterdir()} == {"a", "a.tmp", "b.0123abcd.tmp"}
+
+
+def test_a_locked_file_of_the_user_keeps_its_contents(tmp_path: Path) -> None:
+    (tmp_path / "lock").write_text("mine")
+    descriptor = lock_folder(tmp_path, "wait")
+    assert descriptor is not None and (tmp_path / "lock").read_text() == "mine"
+    os.close(descriptor)
+
+
 def test_links_are_replaced_and_never_followed(tmp_path: Path) -> None:
     (tmp_path / "victim").write_text("mine")
-    for name in ("a", "a.tmp"):
+    for name in ("a", "a.0123abcd.tmp"):
         (tmp_path / name).symlink_to(tmp_path / "victim")
     write_atomic(tmp_path / "a", [b"new"])
     assert (tmp_path / "victim").read_text() == "mine"

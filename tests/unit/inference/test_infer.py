@@ -1,5 +1,6 @@
 """Exact inference on one process: every vertex once, with all its neighbours, however the work is cut."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,15 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+from torch.nn import Module
 from torch_geometric.data import Data
 from torch_geometric.nn import GraphSAGE, SAGEConv
 
-from gsplit import InputError, evaluate, infer, parallelize, verify
+from gsplit import InputError, NeighborLoader, evaluate, evaluate_links, infer, parallelize, verify
 from gsplit.distributed.comm.mesh import Mesh, solo_mesh
 from gsplit.graph.ownership import Ownership
 from gsplit.inference import closure
 from gsplit.inference import infer as infer_module
 from gsplit.inference.layerwise import flat_mesh, inference_ownership
+from gsplit.minibatch.batch import Batch
 from gsplit.store.in_memory import MemoryStore
 from gsplit_bench.exactness import PLAIN_MODELS, VERTICES, WIDTH, Case, make_model, small_store
 
@@ -169,6 +173,117 @@ def test_features_of_another_type_and_inputs_written_to(dtype: str) -> None:
     rows, edges = _full(half)
     want = model(rows.float(), edges).detach().numpy()
     assert np.abs(infer(parallelize(model, solo_mesh()), half) - want).max() < 1e-5
+
+
+def _half_store() -> MemoryStore:
+    """Features in half precision: ``x``, and ``z``, its negative."""
+    store, _ = small_store("random", 1)
+    x = store.stored_array("features/x").astype("float16")
+    arrays = {**store.arrays, "features/x": x, "features/z": -x}
+    return MemoryStore(
+        store.graph, store.part_boundaries, arrays, store.dtypes | {"features/x": "float16", "features/z": "float16"}
+    )
+
+
+def _in_place(x: Tensor) -> Tensor:
+    return x.sub_(1).float()
+
+
+OWN: list[Callable[[Batch], Tensor]] = [
+    lambda batch: batch.x.float(),
+    lambda batch: batch.x.to(torch.float32),
+    lambda batch: batch.x.to(dtype=torch.float32),
+    lambda batch: batch.cast(torch.float32).x,
+    lambda batch: batch.x.clone().float(),
+]
+OTHER: list[Callable[[Batch], Tensor]] = [
+    lambda batch: -batch.x.float(),
+    lambda batch: (-batch.x).to(torch.float32),
+    lambda batch: -batch.cast(torch.float32).x,
+    lambda batch: _in_place(batch.x),
+    lambda batch: torch.cat([batch.x[:1] + 1, batch.x[1:]]).float(),
+    lambda batch: batch.x.float().requires_grad_(),
+]
+
+
+def _trained(call: Callable[[Module, Batch], Tensor]) -> Module:
+    torch.manual_seed(0)
+    model: Module = parallelize(GraphSAGE(WIDTH, 8, 2, 3), solo_mesh(), num_features=WIDTH)
+    for batch in NeighborLoader(_half_store(), [5, 5], "train", batch_size=30, mesh=solo_mesh()):
+        call(model, batch).sum()
+    return model
+
+
+@pytest.mark.parametrize("rows", OWN)
+def test_rows_of_the_batch_cast_by_hand_are_its_rows(rows: Callable[[Batch], Tensor]) -> None:
+    model = _trained(lambda model, batch: model(rows(batch), batch.edge_index))
+    torch.manual_seed(0)
+    never_called = parallelize(GraphSAGE(WIDTH, 8, 2, 3), solo_mesh(), num_features=WIDTH)
+    assert np.array_equal(infer(model, _half_store()), infer(never_called, _half_store()))
+
+
+@pytest.mark.parametrize("rows", OTHER)
+def test_a_model_trained_on_computed_rows_is_not_evaluated_on_stored_ones(rows: Callable[[Batch], Tensor]) -> None:
+    model = _trained(lambda model, batch: model(rows(batch), batch.edge_index))
+    store = _half_store()
+    acts: list[Callable[[], object]] = [
+        lambda: infer(model, store),
+        lambda: evaluate(model, store, ["train"]),
+        lambda: evaluate_links(model, store, torch.tensor([[0, 1], [2, 3]])),
+        lambda: verify(model, store, [5, 5], "train"),
+        lambda: infer(model, store, features=["x"]),
+    ]
+    for act in acts:
+        with pytest.raises(InputError, match="put the step .* into a module inside the model, or give features="):
+            act()
+    torch.manual_seed(0)
+    on_x = parallelize(GraphSAGE(WIDTH, 8, 2, 3), solo_mesh(), num_features=WIDTH)
+    assert np.array_equal(infer(model, store, features="z"), infer(on_x, store, features="z"))
+
+
+def test_rows_that_were_written_to_before_a_cast_are_not_those_of_the_store() -> None:
+    def call(model: Module, batch: Batch) -> Tensor:
+        batch.x.sub_(1)
+        cast = batch.cast(torch.float32)
+        return model(cast.x, cast.edge_index)  # type: ignore[no-any-return]
+
+    with pytest.raises(InputError, match="put the step .* into a module inside the model"):
+        infer(_trained(call), _half_store())
+
+
+ARGUMENTS: list[Callable[[Batch], tuple[Any, ...]]] = [
+    lambda batch: (-batch.x.float(), batch.edge_index, batch.x.float()),
+    lambda batch: (batch.x.float(), batch.edge_index, -batch.x.float()),
+    lambda batch: (batch.x.float(), batch.edge_index, [batch.x]),
+    lambda batch: (batch.x.float(), batch.edge_index, batch.y),
+    lambda batch: (batch.x.float(), batch.edge_index, {"y": batch.y}),
+]
+
+
+@pytest.mark.parametrize("arguments", ARGUMENTS)
+def test_other_tensors_cannot_be_given_again(arguments: Callable[[Batch], tuple[Any, ...]]) -> None:
+    class Taking(GraphSAGE):  # type: ignore[misc]
+        def forward(self, x: Tensor, edge_index: Any, more: Any = None) -> Any:
+            return super().forward(x, edge_index)
+
+    model = parallelize(Taking(WIDTH, 8, 2, 3), solo_mesh(), num_features=WIDTH)
+    for batch in NeighborLoader(_half_store(), [5, 5], "train", batch_size=30, mesh=solo_mesh()):
+        model(*arguments(batch))
+    with pytest.raises(InputError, match=r"put the step .* into a module inside the model\."):
+        infer(model, _half_store(), features="z")
+
+
+def test_a_hook_that_changes_the_rows_is_part_of_the_model() -> None:
+    models = [GraphSAGE(WIDTH, 8, 2, 3), GraphSAGE(WIDTH, 8, 2, 3)]
+    models[1].load_state_dict(models[0].state_dict())
+    models[0].register_forward_pre_hook(lambda module, args: (-args[0], *args[1:]))
+    found = []
+    for model, name in zip(models, ("x", "z"), strict=True):
+        parallelize(model, solo_mesh(), num_features=WIDTH)
+        for batch in NeighborLoader(_half_store(), [5, 5], "train", batch_size=30, mesh=solo_mesh()):
+            model(batch.cast(torch.float32).x, batch.edge_index)
+        found.append(infer(model, _half_store(), features=name))
+    assert np.array_equal(found[0], found[1])
 
 
 def test_what_it_cannot_do_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,7 @@
 """Exact inference by vertex type in one process: equal to PyG however the work is cut, tables by type, refusals."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import Module
-from torch_geometric.nn import HeteroConv, SAGEConv
+from torch_geometric.nn import HeteroConv, RGCNConv, SAGEConv
 from typed_graphs import academic
 
 import gsplit
@@ -17,6 +19,7 @@ from gsplit.errors import InputError
 from gsplit.inference import closure
 from gsplit.inference.typed_layerwise import TypedLayerwisePass
 from gsplit.nn.parallelize import parallelize
+from gsplit.store.in_memory import MemoryStore
 from gsplit_bench.typed_models import CITES, COUNTS, RELATIONS, WIDTHS, make_data, make_model, make_store
 
 
@@ -47,6 +50,80 @@ def test_rows_that_several_relations_read_are_collected_once(monkeypatch: pytest
     inputs = [name for name in made if "-in " in name]
     assert sorted(name.rpartition(" ")[2] for name in inputs) == ["author", "field", "paper"]
     assert len(made) == 3 + 2 * len(RELATIONS)
+
+
+class _Fused(Module):
+    """Takes rows of all types as one tensor, and edges with their types."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = RGCNConv(3, 3, len(RELATIONS))
+
+    def forward(self, x: Tensor, edge_index: Any, edge_type: Any) -> Tensor:
+        return self.conv(x, edge_index, edge_type)  # type: ignore[no-any-return]
+
+
+def _of_one_width() -> MemoryStore:
+    """A graph whose types all have features of one width."""
+    store = make_store(2)
+    arrays = {f"features/{of}/x": np.asarray(store.stored_array(f"features/{of}/x"))[:, :3] for of in WIDTHS}
+    return replace(store, arrays=store.arrays | arrays)
+
+
+FUSED: dict[str, tuple[bool, Callable[[Any], Tensor]]] = {
+    "the property": (True, lambda batch: batch.fused_x),
+    "by hand": (True, lambda batch: batch.to_homogeneous(batch.x_dict)),
+    "cast": (True, lambda batch: batch.fused_x.float()),
+    "negative": (False, lambda batch: -batch.fused_x),
+    "negative, cast": (False, lambda batch: (-batch.fused_x).float()),
+    "written to": (False, lambda batch: batch.fused_x.sub_(1)),
+    "of other rows": (False, lambda batch: batch.to_homogeneous({of: 2 * x for of, x in batch.x_dict.items()})),
+}
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_fused_rows_of_the_batch_are_its_rows(name: str) -> None:
+    is_of_batch, rows = FUSED[name]
+    _check_call(_Fused(), is_of_batch, lambda batch: (rows(batch), batch.edge_index, batch.edge_type))
+
+
+DICTS: dict[str, tuple[bool, Callable[[Any], tuple[Any, Any]]]] = {
+    "the properties": (True, lambda batch: (batch.x_dict, batch.edge_index_dict)),
+    "copied and cast": (
+        True,
+        lambda batch: ({of: x.float() for of, x in batch.x_dict.items()}, {**batch.edge_index_dict}),
+    ),
+    "one type changed": (
+        False,
+        lambda batch: ({**batch.x_dict, "author": -batch.x_dict["author"]}, batch.edge_index_dict),
+    ),
+    "a relation left out": (False, lambda batch: (batch.x_dict, {CITES: batch.edge_index_dict[CITES]})),
+    "written to": (False, lambda batch: ({of: x.mul_(2) for of, x in batch.x_dict.items()}, batch.edge_index_dict)),
+}
+
+
+@pytest.mark.parametrize("name", DICTS)
+def test_rows_by_type_are_those_of_the_batch(name: str) -> None:
+    is_of_batch, arguments = DICTS[name]
+    _check_call(HeteroConv({of: SAGEConv((3, 3), 3) for of in RELATIONS}), is_of_batch, arguments)
+
+
+def _check_call(model: Module, is_of_batch: bool, arguments: Callable[[Any], tuple[Any, ...]]) -> None:
+    """Outputs of a model that was called in some way, or a refusal."""
+    store = _of_one_width()
+    parallelize(model.double(), solo_mesh(), graph=store)
+    wanted = gsplit.infer(model, store, vertex_type="paper")
+    batch = next(iter(gsplit.NeighborLoader(store, [5], ("paper", "train"), batch_size=20, mesh=solo_mesh())))
+    called = arguments(batch)
+    dtypes = {rows.dtype for rows in (called[0].values() if isinstance(called[0], dict) else [called[0]])}
+    model.to(dtypes.pop())
+    model(*called)
+    model.double()
+    if is_of_batch:
+        assert np.array_equal(gsplit.infer(model, store, vertex_type="paper"), wanted)
+    else:
+        with pytest.raises(InputError, match=r"put the step .* into a module inside the model\."):
+            gsplit.infer(model, store, vertex_type="paper")
 
 
 class _Two(Module):

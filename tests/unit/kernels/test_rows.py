@@ -1,5 +1,7 @@
 """Compiled row moves equal the torch operations they replace, rows that go to several peers included."""
 
+import subprocess
+import sys
 from typing import Any, cast
 
 import numpy as np
@@ -88,3 +90,8 @@ def test_rows_are_gathered_from_an_array_and_from_a_cache(width: int, count: int
     placed = np.zeros(count * width, np.uint32)
     copy_rows(array, rows, places, placed, width)
     assert np.array_equal(placed, out)
+
+
+def test_kernels_are_refused_without_the_assertions_that_check_their_arguments() -> None:
+    done = subprocess.run([sys.executable, "-O", "-c", "import gsplit.kernels"], capture_output=True, text=True)
+    assert "InputError: python -O: expected assertions" in done.stderr

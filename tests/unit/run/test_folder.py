@@ -208,7 +208,9 @@ def _finish_until(run: Path, number: int) -> None:
 
 
 def test_one_training_at_a_time(tmp_path: Path) -> None:
-    refused = pytest.raises(InputError, match="expected a folder that no other training writes to .got a locked")
+    refused = pytest.raises(
+        InputError, match="expected a folder that no other training writes to .got one locked by process"
+    )
     with lock_run(tmp_path), refused, lock_run(tmp_path):
         pytest.fail("it is locked twice")
     with lock_run(tmp_path):

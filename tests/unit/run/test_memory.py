@@ -1,9 +1,11 @@
 """The forecast of memory: what it is made of, and where it takes its numbers from."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from graphs import sample_store
 
 import gsplit
@@ -13,6 +15,7 @@ from gsplit.run.memory import MemoryPlan, forecast_memory
 from gsplit.store.feature_types import write_with_features
 from gsplit.store.reader import Store
 from gsplit.store.shard import write_shard
+from gsplit_bench.typed_models import COUNTS, WIDTHS, make_data
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +90,28 @@ def test_an_unpartitioned_store_has_a_bound_and_no_cache(tmp_path: Path) -> None
     assert found.mapped["ids"] == 0
     with pytest.raises(InputError, match="expected a partitioned store"):
         forecast_memory(store, MemoryPlan(cache_bytes=1))
+
+
+def test_rows_are_counted_by_vertex_type(tmp_path: Path) -> None:
+    """Types have features of other widths and types, and one has none of a name."""
+    data = make_data()
+    data["paper"].z = torch.zeros(COUNTS["paper"], 7, dtype=torch.float32)
+    data["paper"].train_mask = torch.arange(COUNTS["paper"]) % 3 == 0
+    store = gsplit.from_pyg(data, tmp_path / "g.gsplit")
+    stored = {of: COUNTS[of] * WIDTHS[of] * 8 for of in WIDTHS}
+    (one,) = forecast_memory(store, MemoryPlan(targets="paper/train"))
+    assert one.mapped["features"] == sum(stored.values())
+    (wide,) = forecast_memory(store, MemoryPlan(targets="paper/train", features=("x", "z")))
+    assert wide.mapped["features"] == sum(stored.values()) + COUNTS["paper"] * 7 * 4
+    assert wide.anonymous["mini-batches"] > one.anonymous["mini-batches"]
+    options: dict[str, Any] = {"batch_size": 12, "solver": "random", "objective": "random", "epochs": 1}
+    parted = gsplit.partition(store, tmp_path / "p.gsplit", 2, [3, 2], "paper/train", **options)
+    plan = MemoryPlan(ranks=2, targets="paper/train", cache_bytes=500)
+    ranks = forecast_memory(parted, plan)
+    assert sum(rank.mapped["features"] for rank in ranks) == sum(stored.values())
+    for rank in ranks:
+        assert 0 < rank.anonymous["cache"] <= 500
+        assert rank.expected_hit_rate is not None and 0 < rank.expected_hit_rate < 1
 
 
 def test_a_part_cut_in_two_is_bounded_and_a_shard_refused(parted: Store, tmp_path: Path) -> None:

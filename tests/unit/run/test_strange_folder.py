@@ -55,7 +55,7 @@ def victim(tmp_path: Path) -> Path:
 def test_a_link_at_the_place_of_a_temporary_file_is_not_followed(run: Path, victim: Path) -> None:
     names = ("1/settings.json", "1/steps-rank-0.jsonl", "1/weights.safetensors", "1/history.json", "current")
     for name in names:
-        (run / f"{name}.tmp").symlink_to(victim)
+        (run / f"{name}.0123abcd.tmp").symlink_to(victim)
     continue_run(run, (0, 1))
     finish_run(run, TrainSettings(), SHAPE, {}, History([1.0]))
     assert victim.read_text() == "mine"

@@ -11,7 +11,16 @@ from link_programs import link_store, pairs_of
 from torch import Tensor
 from torch_geometric.nn import GraphSAGE
 
-from gsplit import InputError, LinkNeighborLoader, NeighborLoader, Trainer, evaluate_links, losses, parallelize
+from gsplit import (
+    InputError,
+    LinkNeighborLoader,
+    NeighborLoader,
+    Trainer,
+    evaluate,
+    evaluate_links,
+    losses,
+    parallelize,
+)
 from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.store.in_memory import MemoryStore
 from gsplit_bench.exactness import WIDTH, small_store
@@ -102,6 +111,7 @@ def test_a_trainer_takes_a_loss_by_its_name_or_as_a_function(by_name: bool) -> N
         want = float(F.mse_loss(model(batch.x, batch.edge_index), batch.y))
     trainer = Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), loader, loss_fn=loss_fn)
     assert trainer.train_step(batch) == pytest.approx(want, abs=1e-14)
+    assert trainer.evaluate(_store(y), "train") == evaluate(model, _store(y), "train", metrics=["rmse"])
 
 
 def _links(negatives: Any, **options: Any) -> LinkNeighborLoader:
@@ -160,7 +170,7 @@ def test_a_trainer_of_pairs_learns_and_refuses_what_does_not_fit() -> None:
         trainer.evaluate(store, ["val"])
     arrays = {**store.arrays, "pairs/val": pairs_of()[:, :12].T.numpy()}
     named = MemoryStore(store.graph, store.part_boundaries, arrays, store.dtypes)
-    scores = trainer.evaluate(named, ["val"], keep_best="val", metrics=["mrr", "hits@5"], num_negatives=9)
+    scores = trainer.evaluate(named, "val", keep_best="val", metrics=["mrr", "hits@5"], num_negatives=9)
     wanted = evaluate_links(model, named, "val", metrics=["mrr", "hits@5"], num_negatives=9)
     assert scores == {"val": wanted["mrr"], "val hits@5": wanted["hits@5"]}
     assert trainer.state.best is not None and trainer.state.evaluation_edges > 0

@@ -11,7 +11,7 @@ import torch
 from torch_geometric.nn import GraphSAGE
 from trainer_programs import EachStep
 
-from gsplit import InputError, NeighborLoader, Trainer, infer, parallelize
+from gsplit import InputError, NeighborLoader, Trainer, evaluate, infer, parallelize
 from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.inference.metrics import METRICS
 from gsplit.store.in_memory import MemoryStore
@@ -80,6 +80,37 @@ def test_some_steps_only_and_evaluations_are_kept() -> None:
     assert (trainer.state.num_steps, trainer.state.epoch) == (5, 1)
     with pytest.raises(InputError, match="keep_best: expected one of train .got val"):
         trainer.evaluate(small_store("random", 1)[0], ["train"], keep_best="val")
+
+
+def test_single_steps_are_steps_of_the_training(tmp_path: Path) -> None:
+    trainers: list[Trainer] = []
+    reports: list[list[StepReport]] = [[], []]
+    for number in range(2):
+        optimizer = torch.optim.Adam((model := _model()).parameters())
+        callbacks = [EachStep(reports[number].append)]
+        trainers.append(Trainer(model, optimizer, _loader(), callbacks=callbacks, save_to=tmp_path / str(number)))
+    for number, batch in enumerate(trainers[0].state.loader):
+        assert trainers[0].train_step(batch) == trainers[0].state.history.losses[-1]
+        if number == 2:
+            break
+    trainers[1].train_epoch(3)
+    for trainer in trainers:
+        trainer.save()
+    assert [report.loss for report in reports[0]] == [report.loss for report in reports[1]]
+    states = [trainer.state for trainer in trainers]
+    assert states[0].num_steps == 3 and states[0].train_edges == states[1].train_edges > 0
+    assert {path.name for path in (tmp_path / "0").glob("step-*")} == {"step-00000003.safetensors"}
+
+
+def test_one_name_is_a_list_of_one() -> None:
+    trainer = Trainer(model := _model(), torch.optim.SGD(model.parameters(), lr=0.1), _loader())
+    graph = small_store("random", 1)[0]
+    assert trainer.evaluate(graph, "train", keep_best="train") == trainer.evaluate(graph, ["train"])
+    assert evaluate(model, graph, "train") == evaluate(model, graph, ["train"])
+    with pytest.raises(InputError, match="names: expected at least one name"):
+        evaluate(model, graph, [])
+    with pytest.raises(InputError, match="keep_best: expected one of train .got tra"):
+        trainer.evaluate(graph, "train", keep_best="tra")
 
 
 def test_no_steps_are_no_steps() -> None:

@@ -3,8 +3,9 @@
     FOLDER/step-00000120.safetensors
 
 A file has that name (``checkpoints.names``) only when it is complete (``files.atomic``), so nothing has to point at the
-latest one. The temporary file of a process that was killed is removed by the next one that saves. FOLDER may be on
-object storage (``files.places``): an object exists only when all of it was uploaded.
+latest one. The temporary file of a process that was killed is removed by the next one that saves. ``FOLDER/lock`` is
+locked by the process that saves there, and others are refused. FOLDER may be on object storage (``files.places``),
+without a lock: an object exists only when all of it was uploaded.
 
 Each file contains a state and a manifest: the settings that must be equal to continue from it. These are the graph, the
 targets, the batch size, the fanouts, the seed, the model and the optimizer. The number of ranks, the strategy, the
@@ -12,6 +13,8 @@ replicas and prefetching do not change the steps; they are recorded for informat
 """
 
 import logging
+import os
+import weakref
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -23,7 +26,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
 
 from gsplit.errors import GSplitError, InputError, UnavailableError, explain
-from gsplit.files.places import is_file, prepare_folder, remove
+from gsplit.files.places import claim_folder, is_file, remove
 from gsplit.files.untrusted import Expected
 from gsplit.training.checkpoints.names import (
     CHECKPOINT_NAME,
@@ -164,12 +167,23 @@ class CheckpointWriter:
     def __init__(self, folder: Path, keep: int) -> None:
         if keep < 1:
             raise InputError(explain("keep", "at least 1 checkpoint", keep, "choose 2, or save nothing"))
-        prepare_folder(folder, CHECKPOINT_NAME)
         self._folder = folder
+        self._lock: int | None = None
+        self._claim_folder()
         self._keep = keep
         self._thread = ThreadPoolExecutor(1, "gsplit-checkpoint")
         self._written: Future[None] | None = None
         self._spare: Mapping[str, Tensor] = {}
+
+    def _claim_folder(self) -> None:
+        """Lock the folder against other processes, until this is collected or the process ends.
+
+        Writers of one process share the lock. One of them holds it, and when it is gone, the next one that saves.
+        """
+        if self._lock is None:
+            self._lock = claim_folder(self._folder, CHECKPOINT_NAME, "wait for it, or choose another folder")
+            if self._lock is not None:
+                weakref.finalize(self, os.close, self._lock)
 
     def save(
         self,
@@ -180,6 +194,7 @@ class CheckpointWriter:
     ) -> None:
         """Copy a state and start to write it; ``best_steps`` is the step of the best checkpoint so far."""
         self.finish()
+        self._claim_folder()
         snapshot = take_snapshot(state, self._spare)
         self._spare = snapshot.tensors
         path = checkpoint_path(self._folder, num_steps)

@@ -94,13 +94,14 @@ def test_errors_of_the_thread_are_logged_and_raised(tmp_path: Path, caplog: pyte
     writer = CheckpointWriter(tmp_path / "c", 2)
     writer.save(1, {}, MANIFEST)
     writer.finish()
-    (tmp_path / "c" / "step-00000002.safetensors.tmp").mkdir()  # in the way of the next one
+    (tmp_path / "c" / "step-00000002.safetensors").mkdir()  # in the way of the next one
     writer.save(2, {}, MANIFEST)
     with pytest.raises(OSError):
         writer.finish()
     writer.finish()  # said once
     assert [record.levelname for record in caplog.records] == ["ERROR"]
     assert "not saved" in caplog.text and "step-00000002.safetensors: IsADirectoryError" in caplog.text
+    (tmp_path / "c" / "step-00000002.safetensors").rmdir()
     assert read_latest(tmp_path / "c").path.name == "step-00000001.safetensors"
     with pytest.raises(InputError, match="keep: expected at least 1"):
         CheckpointWriter(tmp_path / "c", 0)
@@ -125,6 +126,32 @@ writer = CheckpointWriter(Path(sys.argv[1]), 2)
 for step in range(1, 1_000_000):
     writer.save(step, {"w": torch.full((1 << 18,), float(step))}, CheckpointManifest({}))
 """
+
+
+def test_one_process_at_a_time_writes_to_a_folder(tmp_path: Path) -> None:
+    """The writers of a process share the lock; it ends with the last of them, or with the process."""
+    folder = tmp_path / "c"
+    writers = [CheckpointWriter(folder, 2), CheckpointWriter(folder, 2)]
+    script = tmp_path / "saver.py"
+    script.write_text(SAVER)
+    for _ in range(2):
+        other = start_forked([str(script), str(folder)], tmp_path)
+        other.wait()
+        assert "expected a folder that no other training writes to (got one locked by process" in other.err.read_text()
+        writers.pop(0)
+        for writer in writers:
+            writer.save(1, {}, MANIFEST)
+            writer.finish()
+            del writer
+    other = start_forked([str(script), str(folder)], tmp_path)
+    deadline = time.monotonic() + 300
+    while len(list_checkpoints(folder)) < 2:
+        assert time.monotonic() < deadline and other.process.is_alive(), other.err.read_text()
+    with pytest.raises(InputError, match="expected a folder that no other training writes to"):
+        CheckpointWriter(folder, 2)
+    os.kill(other.pid, signal.SIGKILL)
+    other.wait()
+    CheckpointWriter(folder, 2)
 
 
 def test_a_kill_while_writing_never_costs_the_latest(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The file of a checkpoint: safetensors as anybody reads it, whole or refused, and never a pickle."""
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -100,9 +101,12 @@ def test_what_is_no_file_is_named(tmp_path: Path) -> None:
         _read(tmp_path / "deep")
 
 
-def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
     before = _write(tmp_path / "a")
-    (tmp_path / "a.tmp").mkdir()  # in the way
+    monkeypatch.setattr(os, "fsync", refuse)
     with pytest.raises(OSError):
         write_tensor_file(tmp_path / "a", {}, {})
     assert (tmp_path / "a").read_bytes() == before

@@ -35,7 +35,7 @@ def test_saved_while_training_goes_on_and_by_hand(tmp_path: Path) -> None:
     trainer.train_epoch()
     trainer.save()
     trainer.save(tmp_path / "once")
-    names = [path.name for path in sorted((tmp_path / "often").iterdir())]
+    names = [path.name for path in sorted((tmp_path / "often").glob("step-*"))]
     assert names == [checkpoint_path(tmp_path, number).name for number in (2, 4, 5)]
     one, two = read_latest(tmp_path / "often"), read_latest(tmp_path / "once")
     assert history_of(one.state) == history_of(two.state) == trainer.state.history and one.manifest == two.manifest
@@ -58,7 +58,7 @@ def test_the_best_checkpoint_stays(tmp_path: Path) -> None:
     trainer.state.record_evaluation({"val": 0.5}, "val", METRICS["accuracy"])
     trainer.train_epoch(2)
     trainer.save()
-    assert [path.name[5:13] for path in sorted(tmp_path.iterdir())] == ["00000002", "00000004"]
+    assert [path.name[5:13] for path in sorted(tmp_path.glob("step-*"))] == ["00000002", "00000004"]
 
 
 def test_the_documented_loop_ends_the_epoch_it_was_resumed_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +127,7 @@ def test_parameters_in_another_order_or_frozen_are_refused(tmp_path: Path) -> No
 
 
 def _names(folder: Path) -> list[str]:
-    return [path.name.removeprefix("step-000000") for path in sorted(folder.iterdir())]
+    return [path.name.removeprefix("step-000000") for path in sorted(folder.glob("step-*"))]
 
 
 def test_what_is_saved_after_going_back_to_an_older_step_is_kept(tmp_path: Path) -> None:
