@@ -1,22 +1,23 @@
-"""What the comparison with one process before the first step costs: its CPU seconds over those of the first 100 steps.
+"""What the checks of the first steps cost: their CPU seconds over those of the first 100 steps.
 
     python -m gsplit_bench verify-cost STORE [RANKS [OUT.json]]
 
-Every setup runs twice in new processes, because the first run may compile kernels of float64, which are kept on disk.
-CPU seconds are summed over ranks; those of 100 steps are 100 times the mean of the measured ones.
+A loop of a user's own runs with the checks and without them (``verify_every=0``), in turns, each in new processes. The
+checks cost what the first steps take longer with them. The first turn may compile kernels of float64, which are kept on
+disk, and is not in the medians. CPU seconds are summed over ranks; those of 100 steps are 100 times the median step.
 """
 
 import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
 import torch
+import torch.nn.functional as F
 
 import gsplit
 from gsplit.distributed.comm.mesh import Mesh
-from gsplit.minibatch.batch import Batch
-from gsplit.nn.checks.one_process import LossOfBatch, OneProcessCheck
 from gsplit.run.models import make_model
 from gsplit_bench.machine import current_commit, describe_machine, installed_versions
 from gsplit_bench.ranks import run_ranks
@@ -28,33 +29,17 @@ SETUPS: list[tuple[str, int, list[int]]] = [
     ("gat", 256, [10, 10]),
     ("sage", 64, [10, 10]),
 ]
-"""Model, hidden width and fanouts; the first is the default of ``gsplit train``."""
+"""Model, hidden width and fanouts; the first is the default of ``gsplit train``, the last that of README.md."""
+CHECKED = 4
 STEPS = 20
-WARM_UP = 2
+TURNS = 5
 BATCH_SIZE = 1024
 
 
-class _TimedCheck:
-    """Times the comparisons of this process while it is installed."""
-
-    def __init__(self) -> None:
-        self.wall_s = 0.0
-        self.cpu_s = 0.0
-        self._compare = OneProcessCheck.compare
-
-    def __call__(
-        self, check: OneProcessCheck, model: torch.nn.Module, batch: Batch, loss_of: LossOfBatch | None
-    ) -> str:
-        wall_s = time.perf_counter()
-        cpu_s = time.process_time()
-        reason = self._compare(check, model, batch, loss_of)
-        self.wall_s += time.perf_counter() - wall_s
-        self.cpu_s += time.process_time() - cpu_s
-        return reason
-
-
-def measure(mesh: Mesh, path: str, kind: str, hidden: int, fanout: list[int]) -> dict[str, float]:
-    """Train; seconds of the comparison and of a step after it, on this rank."""
+def measure(
+    mesh: Mesh, path: str, kind: str, hidden: int, fanout: list[int], verify_every: int | None
+) -> dict[str, float]:
+    """Train; CPU seconds of the first steps, and of a later one, on this rank."""
     torch.manual_seed(0)
     store = gsplit.open(path)
     plain = make_model(
@@ -65,20 +50,32 @@ def measure(mesh: Mesh, path: str, kind: str, hidden: int, fanout: list[int]) ->
         out_channels=store.num_classes,
         dropout=0.5,
     )
-    model = gsplit.parallelize(plain, mesh)
+    model = gsplit.parallelize(plain, mesh, verify_every=verify_every)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
     loader = gsplit.NeighborLoader(store, fanout, "train", batch_size=BATCH_SIZE, mesh=mesh)
-    timed = _TimedCheck()
-    OneProcessCheck.compare = lambda *given: timed(*given)  # type: ignore[method-assign]
-    trainer = gsplit.Trainer(model, torch.optim.Adam(model.parameters(), 1e-3), loader)
-    trainer.train_epoch(WARM_UP)
-    wall_s = time.perf_counter()
-    cpu_s = time.process_time()
-    trainer.train_epoch(STEPS)
+    steps = []
+    for number in range(CHECKED + STEPS):
+        start = time.process_time()
+        batch = loader.make_batch(*divmod(number, len(loader)))
+        loss = batch.mean(F.cross_entropy(model(batch.x, batch.edge_index), batch.y, reduction="none"))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        steps.append(time.process_time() - start)
+    return {"first_cpu_s": sum(steps[:CHECKED]), "step_cpu_s": median(steps[CHECKED:])}
+
+
+def _measure_turn(store: str, ranks: int, setup: tuple[str, int, list[int]]) -> dict[str, float]:
+    of_ways = {}
+    for name, verify_every in (("with", None), ("without", 0)):
+        of_ranks = run_ranks(measure, ranks, store, *setup, verify_every, timeout_s=900.0)
+        of_ways[name] = {key: sum(of_rank[key] for of_rank in of_ranks) for key in of_ranks[0]}
+    checks = of_ways["with"]["first_cpu_s"] - of_ways["without"]["first_cpu_s"]
     return {
-        "compare_wall_s": timed.wall_s,
-        "compare_cpu_s": timed.cpu_s,
-        "step_wall_s": (time.perf_counter() - wall_s) / STEPS,
-        "step_cpu_s": (time.process_time() - cpu_s) / STEPS,
+        "checks_cpu_s": checks,
+        "step_cpu_s": of_ways["with"]["step_cpu_s"],
+        "step_without_cpu_s": of_ways["without"]["step_cpu_s"],
+        "share_of_100_steps": checks / (100 * of_ways["with"]["step_cpu_s"]),
     }
 
 
@@ -86,23 +83,11 @@ def main(arguments: Sequence[str]) -> None:
     """Measure every setup and print, or write, a record."""
     store, ranks, out = (*arguments, *("2", "")[len(arguments) - 1 :])
     found = []
-    for kind, hidden, fanout in SETUPS:
-        for run in range(2):
-            of_ranks = run_ranks(measure, int(ranks), store, kind, hidden, fanout, timeout_s=900.0)
-            compared = sum(of_rank["compare_cpu_s"] for of_rank in of_ranks)
-            step = sum(of_rank["step_cpu_s"] for of_rank in of_ranks)
-            found.append(
-                {
-                    "model": kind,
-                    "hidden": hidden,
-                    "fanout": fanout,
-                    "run": run,
-                    "compare_cpu_s": compared,
-                    "step_cpu_s": step,
-                    "share_of_100_steps": compared / (100 * step),
-                    "of_ranks": of_ranks,
-                }
-            )
+    for setup in SETUPS:
+        turns = [_measure_turn(store, int(ranks), setup) for _ in range(TURNS + 1)][1:]
+        kind, hidden, fanout = setup
+        medians = {key: median(turn[key] for turn in turns) for key in turns[0]}
+        found.append({"model": kind, "hidden": hidden, "fanout": fanout, **medians, "turns": turns})
     record = {
         "kind": "verify cost",
         "commit": current_commit(),
@@ -112,6 +97,7 @@ def main(arguments: Sequence[str]) -> None:
         "ranks": int(ranks),
         "batch_size": BATCH_SIZE,
         "steps": STEPS,
+        "checked_steps": CHECKED,
         "runs": found,
     }
     text = json.dumps(record, indent=1)

@@ -59,7 +59,7 @@ def measure(mesh: Mesh, path: str) -> dict[str, float]:
     ):
         setattr(owner, name, _timed(spent, getattr(owner, name)))
     summed: list[float] = []
-    gradients._Bucket._sum_of_weights = _timed(summed, gradients._Bucket._sum_of_weights)  # type: ignore[method-assign]
+    gradients._Buffer._sum_of_weights = _timed(summed, gradients._Buffer._sum_of_weights)  # type: ignore[method-assign]
     empty: list[float] = []
     for _ in range(2000):
         _timed(empty, lambda: None)()

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gsplit.distributed.comm.comm import Call
-from gsplit.distributed.comm.mesh import Mesh
+from gsplit.distributed.comm.mesh import GradientAverages, Mesh
 from gsplit.errors import InputError, explain
 
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ class LossGuard:
         """Whether the running forward has called ``LinkBatch.endpoints``."""
         self.check: LossCheck | None = None
         """In the first steps of a loop."""
+        self.averages: GradientAverages | None = None
+        """Those of the mesh of the model that was called with the batch; on one process a loader may have another."""
         self.positions: tuple[Tensor, int] | None = None
         """Of this rank's targets among those of all ranks, and their number, once they were needed."""
 
@@ -82,8 +84,13 @@ class LossGuard:
     def reach(self, mesh: Mesh) -> None:
         """Called when backward reaches a sum or gathered rows of this batch. A collective in the first steps."""
         self._backward = torch._C._current_graph_task_id()
-        for averages in mesh.averages:
+        averages = self.averages_on(mesh)
+        if averages is not None:
             averages.begin()
+
+    def averages_on(self, mesh: Mesh) -> GradientAverages | None:
+        """What averages the gradients of a loss of this batch, if something is wrapped."""
+        return self.averages or next(iter(mesh.averages), None)
 
     def require_reached(self, gradient: Tensor) -> None:
         """Called with the gradient of a wrapped model's output."""
@@ -117,7 +124,8 @@ class GlobalSum(torch.autograd.Function):
         if ctx.guard.check is not None:
             ctx.guard.check.compare_gradient(g)  # all ranks: every rank has this sum in its loss
         ctx.guard.reach(ctx.mesh)
-        factor = next((averages.factor for averages in ctx.mesh.averages), ctx.mesh.size)
+        averages = ctx.guard.averages_on(ctx.mesh)
+        factor = ctx.mesh.size if averages is None else averages.factor
         return (g * factor).expand(ctx.shape), None, None, None
 
 
@@ -137,7 +145,8 @@ class GatherRows(torch.autograd.Function):
         ctx.mesh = mesh
         ctx.call = call
         ctx.guard = guard
-        for averages in mesh.averages:
+        averages = guard.averages_on(mesh)
+        if averages is not None:
             averages.factor = mesh.size  # a loss that every rank computes has it without a sum
         gathered = rows.new_zeros(num_rows, *rows.shape[1:])
         gathered[positions] = rows

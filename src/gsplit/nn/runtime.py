@@ -188,7 +188,7 @@ class Runtime:
             check_batch(batch, self.plan)
             self.checks.begin_forward()
             forward_pass = ForwardPass(batch, self.plan, self.checks)
-            self._average_gradients(model, self.mesh)
+            self._average_gradients(model, batch, self.mesh)
             if self._gradients is not None:
                 self._gradients.telemetry = batch.telemetry
             self._attach_status(model, batch, self.mesh)
@@ -254,14 +254,16 @@ class Runtime:
         with mode.suspended():
             return forward_pass.run_layer(split, call)
 
-    def _average_gradients(self, model: Module, mesh: Mesh) -> None:
+    def _average_gradients(self, model: Module, batch: Batch, mesh: Mesh) -> None:
         """Average the gradients of the parameters that require them now; the set may change between steps."""
         if not torch.is_grad_enabled():
             return
         if torch._C._current_graph_task_id() != -1:
             fix = "leave the wrapped model out of torch.utils.checkpoint"
             raise InputError(explain("the model", "a forward outside of backward", "activation checkpointing", fix))
-        averages_of(mesh).recover()
+        averages = averages_of(mesh)
+        averages.recover()
+        batch.context.guard.averages = averages
         self.follow(model)
 
     def follow(self, model: Module) -> None:

@@ -32,7 +32,7 @@ from gsplit.distributed.watch.status_page import in_loader_thread
 from gsplit.errors import InputError, explain
 from gsplit.kernels.triton.availability import find_obstacle, is_available
 
-__all__ = ["LoadingGroups", "Mesh", "init", "resolve_mesh", "solo_mesh"]
+__all__ = ["GradientAverages", "LoadingGroups", "Mesh", "init", "resolve_mesh", "solo_mesh"]
 
 _LOG = logging.getLogger(__name__)
 _DEFAULT_TIMEOUT_S = 60.0

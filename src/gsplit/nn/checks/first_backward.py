@@ -51,7 +51,8 @@ _GATES = ("GlobalSumBackward", "GatherRowsBackward")
 _OWNED_ROWS = ("_LookUpBackward",)
 """Of ``OwnedEmbedding``: every row has its whole gradient on its owner."""
 _NOT_FOLLOWED = "CheckpointFunctionBackward"
-_ENGINE = torch.autograd.graph._engine_run_backward.__code__
+_ENGINE = getattr(getattr(torch.autograd.graph, "_engine_run_backward", None), "__code__", None)
+"""The function that calls torch's engine, which is not public: a test fails if it is called otherwise."""
 _NOT_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
 """Where the code of torch and of gsplit is."""
 _NUM_COMPARED_ROWS = 256
@@ -110,15 +111,15 @@ class FirstBackward:
         if self._num_backwards and all(known() is not batch.context for known in self._contexts):
             self.end()
             return False
+        if all(known() is not batch.context for known in self._contexts):
+            self._contexts.append(weakref.ref(batch.context, lambda _: self._end_with_batches()))
+            batch.context.guard.check = self
         self._recording.is_paused = True
         self._compare_input(batch, call)
         return True
 
     def after_forward(self, batch: Batch, out: Any) -> None:
         """Follow what the loop does with the model's output."""
-        if all(known() is not batch.context for known in self._contexts):
-            self._contexts.append(weakref.ref(batch.context, lambda _: self._end_with_batches()))
-            batch.context.guard.check = self
         made = [tensor for tensor in tensors_of(out) if tensor.grad_fn is not None]
         rows = list(_rows_of(batch, out, made))
         self._outputs += made

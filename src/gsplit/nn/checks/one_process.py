@@ -259,7 +259,7 @@ class OneProcessCheck:
 
     def after_forward(self, batch: Batch, out: Any) -> None:
         """Called after every forward on a batch with gradients."""
-        check = averages_of(batch.context.mesh).check
+        check = batch.context.guard.check
         if isinstance(check, FirstBackward):
             check.after_forward(batch, out)
 
