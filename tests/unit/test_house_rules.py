@@ -64,6 +64,7 @@ def test_a_small_module_has_several_importers_or_is_a_concept() -> None:
         "gsplit.distributed.watch.stragglers": "the name a reader searches for",
         "gsplit.kernels.file_rows": "a kernel",
         "gsplit.kernels.triton.sums": "a kernel",
+        "gsplit.nn.heads": "a concept of the interface",
         "gsplit.store.upload": "the name a reader searches for",
     }
     graph = grimp.build_graph("gsplit")

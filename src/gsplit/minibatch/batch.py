@@ -503,7 +503,7 @@ class Batch:
             fix = "give one row per target of this rank, such as the output of the model or batch.y"
             raise InputError(explain("batch.gather", f"[{self.num_values}, ...]", list(rows.shape), fix))
         context = self.context
-        with context.guard.watch(self):
+        with context.guard.watch(self, gathered=rows):
             positions, num_rows = self._positions()
             call = Call("gather rows", context.key.step)
             count_reduction(num_rows * prod(rows.shape[1:]) * rows.element_size(), context.mesh.size, self.telemetry)

@@ -13,7 +13,7 @@ a rank on which no row reaches a module must take part, too.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -22,9 +22,6 @@ from torch.autograd.function import once_differentiable
 from gsplit.distributed.comm.comm import Call
 from gsplit.distributed.comm.mesh import GradientAverages, Mesh
 from gsplit.errors import InputError, explain
-
-if TYPE_CHECKING:
-    from gsplit.minibatch.batch import Batch
 
 __all__ = ["GatherRows", "GlobalSum", "LossCheck", "LossGuard", "positions_of"]
 
@@ -35,8 +32,11 @@ class LossCheck(Protocol):
     is_probing: bool
     """Whether a backward through the loss alone is running: it stops at sums and gathered rows."""
 
-    def check_values(self, batch: "Batch", values: Tensor, weight: Tensor | None) -> None:
+    def check_values(self, batch: Any, values: Tensor, weight: Tensor | None) -> None:
         """Called with the values, one per target, that ``mean`` or ``sum`` gets."""
+
+    def follow(self, rows: Tensor) -> None:
+        """Called with what ``gather`` gets, which may depend on any rows of this rank."""
 
     def compare_gradient(self, gradient: Tensor) -> None:
         """Called with the gradient of every sum. A collective."""
@@ -62,7 +62,14 @@ class LossGuard:
         """Of this rank's targets among those of all ranks, and their number, once they were needed."""
 
     @contextmanager
-    def watch(self, batch: "Batch", values: Tensor | None = None, weight: Tensor | None = None) -> Iterator[None]:
+    def watch(
+        self,
+        batch: Any,
+        values: Tensor | None = None,
+        weight: Tensor | None = None,
+        *,
+        gathered: Tensor | None = None,
+    ) -> Iterator[None]:
         """Around the functions of torch that gsplit calls between the model and the loss."""
         check = self.check
         if check is None or check.is_probing or not torch.is_grad_enabled():
@@ -70,6 +77,8 @@ class LossGuard:
             return
         if values is not None:
             check.check_values(batch, values, weight)
+        if gathered is not None:
+            check.follow(gathered)
         before = check.pause(True)
         try:
             yield
@@ -112,6 +121,9 @@ class GlobalSum(torch.autograd.Function):
         ctx.shape = rows.shape
         ctx.mesh = mesh
         ctx.guard = guard
+        averages = guard.averages_on(mesh)
+        if averages is not None:
+            averages.before_loss()
         total = rows.sum() if rows.dim() == 1 else rows.sum(0)
         mesh.world.all_reduce(call, total).wait()  # all ranks: every rank calls batch.mean or batch.sum
         return total
@@ -147,6 +159,7 @@ class GatherRows(torch.autograd.Function):
         ctx.guard = guard
         averages = guard.averages_on(mesh)
         if averages is not None:
+            averages.before_loss()
             averages.factor = mesh.size  # a loss that every rank computes has it without a sum
         gathered = rows.new_zeros(num_rows, *rows.shape[1:])
         gathered[positions] = rows

@@ -36,7 +36,7 @@ from gsplit.errors import InputError, explain
 from gsplit.features.in_place import METADATA
 from gsplit.nn.forward_pass import ForwardPass
 
-__all__ = ["ForwardPassMode", "push_below", "remove_interrupted", "remove_modes"]
+__all__ = ["ForwardPassMode", "push_below", "remove_interrupted"]
 
 
 def _dropout(
@@ -101,7 +101,7 @@ class ForwardPassMode(TorchFunctionMode):
 
     def close(self) -> None:
         """End the interception."""
-        remove_modes([self])
+        _remove([self])
         self._frame = None
 
     @property
@@ -174,12 +174,16 @@ class ForwardPassMode(TorchFunctionMode):
 
 
 def remove_interrupted() -> None:
-    """Remove the modes of forwards that were interrupted in this thread."""
+    """Remove the modes of forwards that were interrupted in this thread, and those that end at the next forward."""
     if modes := _get_current_function_mode_stack():  # type: ignore[no-untyped-call]
-        remove_modes([mode for mode in modes if isinstance(mode, ForwardPassMode) and not mode.is_in_forward])
+        _remove([mode for mode in modes if _is_over(mode)])
 
 
-def remove_modes(modes: Sequence[TorchFunctionMode]) -> None:
+def _is_over(mode: TorchFunctionMode) -> bool:
+    return not mode.is_in_forward if isinstance(mode, ForwardPassMode) else getattr(mode, "ends_at_forward", False)
+
+
+def _remove(modes: Sequence[TorchFunctionMode]) -> None:
     """Take modes off this thread's stack; the others stay there in their order."""
     stack = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     if not any(mode in modes for mode in stack):

@@ -29,6 +29,7 @@ counted from the start of the process, and a resumed training must equal an unin
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from operator import is_
 from typing import Any, Protocol
 from weakref import WeakMethod, ref
 
@@ -185,10 +186,8 @@ class GradientAverage:
             ]
 
     def _follows(self, parameters: Sequence[Parameter]) -> bool:
-        return len(parameters) == len(self.parameters) and all(
-            mine is other and other.dtype == dtype
-            for mine, other, dtype in zip(self.parameters, parameters, self._dtypes, strict=True)
-        )
+        same = len(parameters) == len(self.parameters) and all(map(is_, parameters, self.parameters))
+        return same and self._dtypes == [parameter.dtype for parameter in parameters]
 
     def _refuse_other_hooks(self) -> None:
         """Refuse user hooks on the parameters: they would get this rank's gradients, before they are averaged."""
@@ -275,7 +274,6 @@ class GradientAverage:
                         parameter.grad = average if before is None else before.add_(average)
         finally:
             self._backwards += 1
-            self.recover()
 
 
 class _FirstOrder(torch.autograd.Function):
@@ -312,7 +310,7 @@ class Averages:
         """What a user was told once."""
         self.checks = DeferredChecks()
         """Of the heads and parameters beside the models."""
-        self._heads: list[ref[Module]] = []
+        self._heads: list[tuple[ref[Module | Parameter], GradientAverage]] = []
         self.is_paused = False
         """Whether gradients are left as they are: while one rank computes alone."""
         self._comm = comm
@@ -325,14 +323,35 @@ class Averages:
         self._slots.append(ref(average))
         return len(self._slots) - 1
 
-    def add_head(self, head: Module) -> None:
-        """Add a module beside the models."""
-        self._heads.append(ref(head))
+    def replace_check(self, check: BackwardCheck | None) -> BackwardCheck | None:
+        """Look at backwards with another check; returns the one before."""
+        before = self.check
+        self.check = check
+        return before
+
+    def add_head(self, head: Module | Parameter) -> None:
+        """Average the gradients of a module beside the models, or of a parameter, while it exists."""
+        self._heads.append((ref(head), GradientAverage(self, self.checks)))
+        self.follow_heads()
+
+    def remove_head(self, head: Module | Parameter) -> None:
+        """Undo ``add_head``."""
+        for known, average in self._heads:
+            if known() is head:
+                average.detach()
+        self._heads = [each for each in self._heads if each[0]() is not head]
+
+    def follow_heads(self) -> None:
+        """Average what heads train now, on ranks that do not call them, too; called before every loss."""
+        for known, average in self._heads:
+            head = known()
+            parameters = [] if head is None else [head] if isinstance(head, Parameter) else list(head.parameters())
+            average.follow([parameter for parameter in parameters if parameter.requires_grad])
 
     @property
     def heads(self) -> list[Module]:
         """The modules beside the models that exist."""
-        return [head for known in self._heads if (head := known()) is not None]
+        return [head for known, _ in self._heads if isinstance(head := known(), Module)]
 
     @property
     def wrapped(self) -> Iterator[GradientAverage]:
@@ -349,6 +368,12 @@ class Averages:
         finally:
             self.is_paused = before
 
+    def before_loss(self) -> None:
+        """Called by every sum over the ranks, outside of backward."""
+        if self._heads and torch._C._current_graph_task_id() == -1:
+            self.recover()
+            self.follow_heads()
+
     def begin(self) -> None:
         """Called in backward by losses of all ranks and by the parameters; the first call queues the end."""
         if self._is_running or self.is_paused:
@@ -360,7 +385,7 @@ class Averages:
 
     def recover(self) -> None:
         """Forget a backward that failed: called by forwards, of which some are inside of backward (checkpoints)."""
-        if torch._C._current_graph_task_id() == -1:
+        if self._is_running and torch._C._current_graph_task_id() == -1:
             self._is_running = False
             for average in self.wrapped:
                 average.recover()
@@ -372,17 +397,19 @@ class Averages:
         if self.size == 1:
             return
         self.checks.begin_forward()
-        if any(average.was_only_read for average in self.wrapped):
+        try:
+            if any(average.was_only_read for average in self.wrapped):
+                got = "some, whose gradients would be this rank's own"
+                fix = "call loss.backward() and read p.grad"
+                raise InputError(explain("torch.autograd.grad", "no parameters of a wrapped model", got, fix))
+            used = self._used()
+            for average in used:
+                average.start(self._comm)
+            for average in used:
+                average.finish(self.size, self.factor)
+        finally:
             for average in self.wrapped:
                 average.recover()
-            fix = "call loss.backward() and read p.grad"
-            got = "some, whose gradients would be this rank's own"
-            raise InputError(explain("torch.autograd.grad", "no parameters of a wrapped model", got, fix))
-        used = self._used()
-        for average in used:
-            average.start(self._comm)
-        for average in used:
-            average.finish(self.size, self.factor)
 
     def _used(self) -> list[GradientAverage]:
         """Those whose parameters have a gradient on any rank. A collective if there are several."""

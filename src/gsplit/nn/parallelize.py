@@ -45,7 +45,7 @@ from gsplit.nn.checks.toy_typed import TypedExample
 from gsplit.nn.forward_pass import ForwardPass
 from gsplit.nn.forward_plan import ForwardPlan, RowSpace
 from gsplit.nn.gradients import averages_of
-from gsplit.nn.heads import wrap_head
+from gsplit.nn.heads import refuse_wrapped, wrap_head
 from gsplit.nn.layers import layers_of
 from gsplit.nn.runtime import Runtime, install_runtime, last_template, remove_runtime, runtime_of
 from gsplit.nn.wrappers_and_hooks import check_wrappers
@@ -363,6 +363,7 @@ def parallelize(
     check_modules(model, typed=store is not None and store.types is not None)
     template = last_template(model)
     remove_runtime(model)
+    refuse_wrapped(averages_of(mesh), list(model.parameters()))
     if mesh.num_replicas > 1 and any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in model.modules()):
         fix = "use replicas=1, or a row-wise norm such as LayerNorm"
         raise InputError(explain("batch norm", "one replica", mesh.num_replicas, fix))

@@ -157,7 +157,8 @@ class Runtime:
         self._parts = ModelParts()
         self.checks = DeferredChecks()
         """Checks of values on a device, which arrive after the forward or backward that makes them."""
-        self._gradients = None if mesh is None else GradientAverage(averages_of(mesh), self.checks)
+        self._own_mesh = mesh
+        self._gradients: GradientAverage | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Runtime":
         copied = Runtime(self.plan, self.mesh)
@@ -268,6 +269,8 @@ class Runtime:
 
     def follow(self, model: Module) -> None:
         """Average the gradients of the parameters that are trained now."""
+        if self._gradients is None and self._own_mesh is not None:  # all ranks: a deep copy's first forward
+            self._gradients = GradientAverage(averages_of(self._own_mesh), self.checks)
         assert self._gradients is not None
         self._gradients.follow([p for p in self.parameters(model) if p.requires_grad])
 

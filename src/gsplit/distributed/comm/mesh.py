@@ -83,6 +83,9 @@ class GradientAverages(Protocol):
     factor: int
     """Of gradients in backward, by which their sums over the ranks are divided."""
 
+    def before_loss(self) -> None:
+        """Called by every loss of all ranks, on every rank."""
+
     def begin(self) -> None:
         """Called in backward wherever it reaches a loss of all ranks."""
 

@@ -23,6 +23,7 @@ import sys
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from threading import get_ident
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -38,9 +39,9 @@ from gsplit.keys import kernels_torch
 from gsplit.minibatch.batch import Batch, BatchContext
 from gsplit.minibatch.link_batch import LinkBatch
 from gsplit.minibatch.typed_batch import TypedBatch, TypedLinkBatch
-from gsplit.nn.calls import tensors_of
+from gsplit.nn.calls import LayerCall, tensors_of
 from gsplit.nn.checks.replay import Recording, Rows, depends_on_others, program_difference
-from gsplit.nn.function_mode import push_below, remove_modes
+from gsplit.nn.function_mode import push_below
 from gsplit.nn.gradients import averages_of
 
 __all__ = ["FirstBackward"]
@@ -106,8 +107,11 @@ class FirstBackward:
         self._num_backwards = 0
         self._averages.check = self
 
-    def before_forward(self, batch: Batch, call: tuple[Any, ...]) -> bool:
-        """Look at the model's input; False if the step is over, because the batch is another one. A collective."""
+    def before_forward(self, batch: Batch, call: LayerCall, *, is_of_batch: bool) -> bool:
+        """Look at the model's input; False if the step is over, because the batch is another one. A collective.
+
+        ``is_of_batch``: whether the call has tensors of the batch only.
+        """
         if self._num_backwards and all(known() is not batch.context for known in self._contexts):
             self.end()
             return False
@@ -115,7 +119,7 @@ class FirstBackward:
             self._contexts.append(weakref.ref(batch.context, lambda _: self._end_with_batches()))
             batch.context.guard.check = self
         self._recording.is_paused = True
-        self._compare_input(batch, call)
+        self._compare_input(batch, {} if is_of_batch else _changed_inputs(batch, call))
         return True
 
     def after_forward(self, batch: Batch, out: Any) -> None:
@@ -137,7 +141,11 @@ class FirstBackward:
         self._recording.is_paused = False
 
     def end(self) -> None:
-        """Let go of the step: its tensors hold graphs of autograd, which refer to this object."""
+        """Let go of the step: its tensors hold graphs of autograd, which refer to this object.
+
+        The recording stays on torch's stack until the next forward: this may be called by the garbage collector, in the
+        middle of a function of torch.
+        """
         for known in self._contexts:
             context = known()
             if context is not None:
@@ -145,12 +153,12 @@ class FirstBackward:
         if self._averages.check is self:
             self._averages.check = None
         self._recording.clear()
-        remove_modes([self._recording])
         for held in (self._contexts, self._outputs, self._rows, self._found, self._input_rows):
             held.clear()
 
     def _end_with_batches(self) -> None:
-        if all(known() is None for known in self._contexts):
+        """Called when a batch is gone, in any thread."""
+        if not sys.is_finalizing() and all(known() is None for known in self._contexts):
             self.end()
 
     def pause(self, paused: bool) -> bool:
@@ -166,6 +174,7 @@ class FirstBackward:
             for name, tensor in (("values", values), ("weight", weight)):
                 if tensor is None:
                     continue
+                self._recording.follow(tensor)
                 where = "batch.mean or batch.sum" if name == "values" else "the weight of batch.mean"
                 if self._recording.is_drawn(tensor):
                     self._add("masks", f"random numbers of rows in {where}")
@@ -173,6 +182,10 @@ class FirstBackward:
                     self._add("values", f"a value in {where} that changes with the rows of other targets")
         finally:
             self.pause(before)
+
+    def follow(self, rows: Tensor) -> None:
+        """See ``LossCheck``."""
+        self._recording.follow(rows)
 
     def compare_gradient(self, gradient: Tensor) -> None:
         """Raise if the gradient of a sum over all ranks is another one on another rank. A collective."""
@@ -209,9 +222,8 @@ class FirstBackward:
         if what not in known:
             known.append(what)
 
-    def _compare_input(self, batch: Batch, call: tuple[Any, ...]) -> None:
+    def _compare_input(self, batch: Batch, changed: dict[str, Tensor]) -> None:
         """Sums of the input rows of some vertices, if a loop has changed ``batch.x``. A collective on several ranks."""
-        changed = _changed_inputs(batch, call)
         if self._mesh.size == 1:
             return
         # all ranks: the first forwards; whether rows were changed may differ between ranks, and decides of the next
@@ -323,7 +335,8 @@ def _judge(of_ranks: list[Any]) -> dict[str, list[str]]:
 
 
 def _is_close(value: float, other: float, tolerance: float) -> bool:
-    return abs(value - other) <= tolerance * max(abs(other), 1e-12) or value == other or (value != value != other)
+    is_nan = value != value and other != other
+    return is_nan or value == other or abs(value - other) <= tolerance * max(abs(other), 1e-12)
 
 
 def _rows_of(batch: Batch, out: Any, made: list[Tensor]) -> Iterator[Rows]:
@@ -350,7 +363,7 @@ def _rows_of(batch: Batch, out: Any, made: list[Tensor]) -> Iterator[Rows]:
         yield Rows(batch.labels)
 
 
-def _changed_inputs(batch: Batch, call: tuple[Any, ...]) -> dict[str, Tensor]:
+def _changed_inputs(batch: Batch, call: LayerCall) -> dict[str, Tensor]:
     """The tensors by vertex type that a model gets in place of the batch's input rows."""
     args, kwargs = call
     changed: dict[str, Tensor] = {}
@@ -373,13 +386,24 @@ def _roots_of_backward() -> list[Any] | None:
     They are read from torch's call of its engine, since no hook of torch gives them. The call is in this thread, or,
     for the thread of a device, in the one that called backward.
     """
-    for start in (sys._getframe(), *sys._current_frames().values()):
-        frame: FrameType | None = start
-        while frame is not None:
-            if frame.f_code is _ENGINE:
-                return list(frame.f_locals["t_outputs"])
-            frame = frame.f_back
+    for frame in _callers():
+        if frame.f_code is _ENGINE:
+            return list(frame.f_locals["t_outputs"])
     return None
+
+
+def _callers() -> Iterator[FrameType]:
+    """The frames of this thread's callers, and those of the other threads, which may have called backward.
+
+    Not that of the function that asks: a frame among its own variables would keep all of them.
+    """
+    caller = sys._getframe(1).f_back
+    others = [frame for thread, frame in sys._current_frames().items() if thread != get_ident()]
+    for start in (caller, *others):
+        frame = start
+        while frame is not None:
+            yield frame
+            frame = frame.f_back
 
 
 def _node_of(root: Any) -> Any:
@@ -421,17 +445,15 @@ def _will_run(node: Any) -> bool:
 
 def _name_of(tensor: Tensor) -> str:
     """How the user calls a tensor: from the variables of the functions that called backward, or from all modules."""
-    for start in (sys._getframe(), *sys._current_frames().values()):
-        frame: FrameType | None = start
-        while frame is not None:
-            if not frame.f_code.co_filename.startswith(_NOT_USERS):
-                for name, value in [*frame.f_locals.items(), *frame.f_globals.items()]:
-                    if value is tensor:
-                        return name
-                    for path, parameter in value.named_parameters() if isinstance(value, Module) else ():
-                        if parameter is tensor:
-                            return f"{name}.{path}"
-            frame = frame.f_back
+    for frame in _callers():
+        if frame.f_code.co_filename.startswith(_NOT_USERS):
+            continue
+        for name, value in [*frame.f_locals.items(), *frame.f_globals.items()]:
+            if value is tensor:
+                return name
+            for path, parameter in value.named_parameters() if isinstance(value, Module) else ():
+                if parameter is tensor:
+                    return f"{name}.{path}"
     for each in gc.get_objects():
         if issubclass(type(each), Module) and "_parameters" in vars(each):  # not isinstance: proxies may be dead
             for path, parameter in each.named_parameters():

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 from types import FunctionType, ModuleType
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import torch
@@ -33,12 +34,11 @@ from gsplit.device.devices import fork_random_states
 from gsplit.distributed.comm.comm import Call
 from gsplit.distributed.comm.mesh import Mesh, solo_mesh
 from gsplit.errors import InputError, explain
-from gsplit.minibatch.batch import Batch
+from gsplit.minibatch.batch import Batch, BatchContext
 from gsplit.nn.calls import CallTemplate, LayerCall, dtype_of, tensors_of
 from gsplit.nn.checks.first_backward import FirstBackward
 from gsplit.nn.checks.output_loss import OutputLoss
 from gsplit.nn.gradients import averages_of
-from gsplit.nn.heads import follow_heads
 from gsplit.nn.layers import layers_of
 from gsplit.nn.runtime import Runtime, runtime_of
 from gsplit.nn.wrappers_and_hooks import OwnHook
@@ -179,6 +179,7 @@ class OneProcessCheck:
         self._loss_of: LossOfBatch | None = None
         self._loss_fn: object = None
         self._num_batches = 0
+        self._last: ref[BatchContext] | None = None
         self._compared: set[str] = set()
         self._evaluations = 0
         self._is_running = False
@@ -218,15 +219,18 @@ class OneProcessCheck:
         if self._is_running:
             is_due = self._watches and mesh.size > 1
         else:
+            is_other = self._last is None or self._last() is not batch.context
+            self._last = ref(batch.context)
             number = self._num_batches
-            self._num_batches += 1
-            is_due = mesh.size > 1 and self._compare_if_due(model, runtime, batch, template, number)
-            is_due = (is_due or number < _NUM_WATCHED) and (self._loss_of is None or mesh.size == 1)
+            self._num_batches += is_other
+            is_due = is_other and mesh.size > 1 and self._compare_if_due(model, runtime, batch, template, number)
+            is_due = (is_due or (is_other and number < _NUM_WATCHED)) and (self._loss_of is None or mesh.size == 1)
         current = averages_of(mesh).check
-        if isinstance(current, FirstBackward) and current.before_forward(batch, call):
+        is_of_batch = template is not None
+        if isinstance(current, FirstBackward) and current.before_forward(batch, call, is_of_batch=is_of_batch):
             return  # of another model in the same step
         if is_due:
-            FirstBackward(mesh).before_forward(batch, call)
+            FirstBackward(mesh).before_forward(batch, call, is_of_batch=is_of_batch)
 
     def _compare_if_due(
         self, model: Module, runtime: Runtime, batch: Batch, template: CallTemplate | None, number: int
@@ -279,13 +283,15 @@ class OneProcessCheck:
             return "the model was called with tensors that are not the mini-batch's, such as a changed batch.x"
         loss_fn = self._loss_fn if loss_of == self._loss_of else loss_of
         averages = averages_of(mesh)
-        before, averages.check = averages.check, None  # of another model in this step
+        before = averages.replace_check(None)  # of another model in this step
         self._is_running = True
         try:
             return _Comparison(model, runtime, mesh, lambda alone: make(alone=alone), loss_of, loss_fn).run()
         finally:
             self._is_running = False
-            averages.check = before
+            last = averages.replace_check(before)
+            if isinstance(last, FirstBackward):
+                last.end()
 
 
 @dataclass(frozen=True)
@@ -366,7 +372,7 @@ class _Comparison:
                 steps = run_steps(self.model, self._small_batches(dtype, alone=alone), self.loss_of, beside=heads)
         finally:
             averages.factor = self.mesh.size
-            follow_heads(averages)
+            averages.follow_heads()
         self.runtime.checks.finish()  # on a device a rank is told later what all of them must raise here
         return steps
 

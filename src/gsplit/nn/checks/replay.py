@@ -15,7 +15,7 @@ The mode is below those of the user on torch's stack: one that ends takes off th
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
@@ -33,18 +33,21 @@ _RANDOM = {
     *(Tensor.bernoulli, Tensor.bernoulli_, Tensor.uniform_, Tensor.normal_, Tensor.random_, Tensor.exponential_),
 }
 _READS = {Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__bool__, Tensor.__float__, Tensor.__int__, Tensor.__index__}
-_SKIPPED = {Tensor.backward, Tensor.register_hook}
+_SKIPPED = {Tensor.backward, Tensor.register_hook, *_READS}
 _OPERATIONS = ("mul", "div", "add", "sub", "pow", "truediv", "rsub", "rdiv", "floordiv")
 _ARITHMETIC = {
     f"{before}{name}{after}"
     for name in _OPERATIONS
     for before, after in (("", ""), ("", "_"), ("__", "__"), ("__r", "__"), ("__i", "__"))
 }
-"""Functions in which a number of rows is a number, and not a shape."""
-_INDEXING = ("getitem", "setitem", "index_select", "index_add", "index_put", "gather", "scatter", "take", "one_hot")
+"""Functions in which an integer is a number, and not a size or a dimension."""
+_WRITES = ("setitem", "index_copy", "index_add", "index_put", "index_fill", "scatter", "scatter_add", "masked_scatter")
+"""Functions whose first tensor may have rows by vertex, of which a rank writes its own."""
+_INDEXING = (*_WRITES, "getitem", "index_select", "gather", "take", "one_hot")
 """Functions in which a tensor of integers has positions among the rows of a rank."""
 _MOST_NUMBERS = 1 << 16
-"""Of a tensor that is compared between ranks."""
+"""Of a tensor that is kept as it was, and compared between ranks."""
+_MOST_CALLS = 4096
 
 
 @dataclass(frozen=True)
@@ -71,42 +74,69 @@ class Rows:
         kept, changed = (~chosen).nonzero()[:, 0], chosen.nonzero()[:, 0]
         if not len(kept) or not len(changed):
             return None
-        others = tensor[kept[torch.arange(len(changed), device=tensor.device) % len(kept)]]
+        order = torch.arange(len(changed), device=tensor.device)
+        others = tensor[kept[order % len(kept)]]
+        if tensor.is_floating_point() and self.tensor.requires_grad:  # in the range of the outputs, as rows of the loss
+            others = (others + tensor[kept[(order + 1) % len(kept)]]) / 2
         found = tensor.clone()
-        found[changed] = others * 1.5 + 0.1 if tensor.is_floating_point() else others
+        found[changed] = others
         return found
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Called:
-    """A function that was called; ``before``: what it has changed in place, as it was."""
+    """A function that was called.
+
+    ``externals``: the tensors that it was given besides recorded ones, as they were. ``changed``: the tensors that it
+    has written to. ``is_in_loss``: whether the values of the loss were computed from it.
+    """
 
     function: Any
     args: Any
     kwargs: dict[str, Any]
     out: Any
     generator: Tensor | None
-    before: dict[int, Tensor] = field(default_factory=dict)
+    externals: dict[int, Tensor]
+    changed: list[int]
+    is_in_loss: bool = False
+    is_compared: bool = False
 
     @property
     def name(self) -> str:
         return getattr(self.function, "__name__", "?")
 
+    @property
+    def given(self) -> list[Any]:
+        return tree_leaves((self.args, self.kwargs))
+
+    def arguments(self, now: dict[int, Tensor]) -> dict[int, Tensor]:
+        """The tensors to call it with: those that were computed anew, and copies of what the user has."""
+        tensors = {id(each): each for each in self.given if isinstance(each, Tensor)}
+        copies = {key: self.externals.get(key, each.detach()) for key, each in tensors.items() if key not in now}
+        return {key: copies[key].clone() if key in copies else now[key] for key in tensors}
+
+    @property
+    def made(self) -> set[int]:
+        return {id(each) for each in tree_leaves(self.out) if isinstance(each, Tensor)} | set(self.changed)
+
 
 class Recording(TorchFunctionMode):
     """The functions called with ``sources`` and with what was computed from them; see the module."""
+
+    ends_at_forward = True
+    """Forwards take it off the stack: a model may have compiled parts."""
 
     def __init__(self) -> None:
         super().__init__()
         self.is_paused = True
         self.row_counts: set[int] = set()
         """The numbers of rows of this rank: they may differ between ranks."""
+        self._is_complete = True
         self._drawn: dict[int, Tensor] = {}  # random numbers of rows, and what was computed from them
         self._sources: list[Rows] = []
         self._first: dict[int, Tensor] = {}  # the sources, as they were
         self._known: dict[int, Tensor] = {}
         self._calls: list[_Called] = []
-        self._num_compared = 0
 
     def add(self, sources: Iterable[Rows]) -> None:
         """Record what is computed from these as well."""
@@ -128,35 +158,52 @@ class Recording(TorchFunctionMode):
         kwargs = kwargs or {}
         if self.is_paused:
             return function(*args, **kwargs)
-        tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-        is_known = any(id(each) in self._known for each in tensors)
-        is_drawn = any(id(each) in self._drawn for each in tensors)
-        if not (is_known or is_drawn or function in _RANDOM) or function in _SKIPPED | _READS:
+        tensors = {id(each): each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
+        is_known = not self._known.keys().isdisjoint(tensors)
+        is_drawn = not self._drawn.keys().isdisjoint(tensors)
+        if not (is_known or is_drawn or function in _RANDOM) or function in _SKIPPED:
             return function(*args, **kwargs)
         generator = torch.get_rng_state() if function in _RANDOM else None
-        name = getattr(function, "__name__", "")
-        changes = name == "__setitem__" or "out" in kwargs or (name.endswith("_") and not name.endswith("__"))
-        before = {id(each): each.detach().clone() for each in tensors[:1] if changes and id(each) not in self._known}
+        externals = {
+            key: each.detach().clone()
+            for key, each in tensors.items()
+            if key not in self._known and each.numel() <= _MOST_NUMBERS
+        }
+        versions = {key: _version(each) for key, each in tensors.items()}
         out = function(*args, **kwargs)
-        made = [each for each in tree_leaves(out) if isinstance(each, Tensor)]
-        made += tensors[:1] if changes else []
-        if generator is not None and not torch.equal(generator, torch.get_rng_state()):
-            is_drawn |= any(each.dim() and len(each) in self.row_counts for each in made)
+        changed = [key for key, each in tensors.items() if _version(each) != versions[key]]
+        made = {id(each): each for each in tree_leaves(out) if isinstance(each, Tensor)}
+        made |= {key: tensors[key] for key in changed}
+        if generator is not None:
+            has_rows = any(each.dim() and len(each) in self.row_counts for each in made.values())
+            has_drawn = kwargs.get("generator") is not None or not torch.equal(generator, torch.get_rng_state())
+            is_drawn |= has_rows and has_drawn
         if is_drawn:
-            self._drawn |= {id(each): each for each in made}
+            self._drawn |= made
         if is_known and made:
-            self._calls.append(_Called(function, args, kwargs, out, generator, before))
-            self._known |= {id(each): each for each in made}
+            self._is_complete &= len(self._calls) < _MOST_CALLS
+            self._is_complete &= all(key in externals or key in self._known for key in changed)
+            if self._is_complete:
+                self._calls.append(_Called(function, args, kwargs, out, generator, externals, changed))
+                self._known |= made
         return out
 
     def is_drawn(self, values: Tensor) -> bool:
         """Whether random numbers of rows are in the values."""
         return id(values) in self._drawn
 
+    def follow(self, values: Tensor) -> None:
+        """Values of the loss: what they were computed from is part of the program."""
+        needed = {id(values)}
+        for call in reversed(self._calls):
+            if not call.made.isdisjoint(needed):
+                call.is_in_loss = True
+                needed |= {id(each) for each in call.given if isinstance(each, Tensor)}
+
     @torch.no_grad()
     def mixes(self, values: Tensor) -> bool | None:
         """Whether some value depends on rows of other targets; None if that cannot be found out by repeating."""
-        if id(values) not in self._known:
+        if id(values) not in self._known or not self._is_complete:
             return None
         chosen = half_of(values.size(0), values.device)
         changed = []
@@ -179,57 +226,71 @@ class Recording(TorchFunctionMode):
         """The values that the recorded calls compute from other rows."""
         now = {key: replaced.get(key, tensor).clone() for key, tensor in self._first.items()}
         generator = torch.get_rng_state()
-
-        def swap(each: Any) -> Any:
-            return now.get(id(each), each.detach()) if isinstance(each, Tensor) else each
-
         try:
             for call in self._calls:
-                for key, tensor in call.before.items():
-                    now.setdefault(key, tensor.clone())
-                args, kwargs = tree_map(swap, (call.args, call.kwargs))
+                swapped = call.arguments(now)
+                args, kwargs = tree_map(lambda each, of=swapped: of.get(id(each), each), (call.args, call.kwargs))
                 if call.generator is not None:
                     torch.set_rng_state(call.generator)
                 out = call.function(*args, **kwargs)
                 for was, new in zip(tree_leaves(call.out), tree_leaves(out), strict=True):
                     if isinstance(was, Tensor):
                         now[id(was)] = new
+                now |= {key: swapped[key] for key in call.changed}
         finally:
             torch.set_rng_state(generator)
         return now[id(values)]
 
     def program(self) -> str:
-        """What the calls since the last program were given beside rows, to be compared between ranks."""
+        """What the loss was computed from besides rows, but for what was told before, to be compared between ranks."""
         inside = set(self._first)
         listed: list[list[Any]] = []
-        for number, call in enumerate(self._calls):
-            counts = set() if call.name in _ARITHMETIC else self.row_counts
-            given = [each for each in tree_leaves((call.args, call.kwargs)) if id(each) not in inside]
-            if number >= self._num_compared:
-                if call.name.strip("_") in _INDEXING:
-                    given = [each for each in given if not _is_index(each)]
-                listed.append([call.name, [_describe(each, self.row_counts, counts) for each in given]])
-            inside |= {id(each) for each in tree_leaves(call.out) if isinstance(each, Tensor)}
-        self._num_compared = len(self._calls)
+        for call in self._calls:
+            if call.is_in_loss and not call.is_compared:
+                call.is_compared = True
+                listed.append([call.name, _describe_call(call, inside, self.row_counts)])
+            inside |= call.made
         return json.dumps(listed)
+
+
+def _version(tensor: Tensor) -> int:
+    """How often a tensor was written to."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _describe_call(call: _Called, inside: set[int], row_counts: set[int]) -> list[Any]:
+    """The arguments that must be the same on every rank; None in place of those that may differ."""
+    given = call.given
+    sizes = {len(each) for each in given if isinstance(each, Tensor) and id(each) in inside and each.dim()}
+    others = [each for each in given if not (isinstance(each, Tensor) and id(each) in inside)]
+    name = call.name.strip("_")
+    if name in _INDEXING:
+        first = given[0] if name in _WRITES else None
+        others = [each for each in others if each is not first and not _is_index(each)]
+    found = []
+    for each in others:
+        if isinstance(each, Tensor):
+            found.append(_describe(call.externals.get(id(each), each), row_counts, sizes))
+        elif isinstance(each, int) and not isinstance(each, bool) and call.name not in _ARITHMETIC:
+            found.append(None)
+        else:
+            found.append(
+                str(each) if isinstance(each, bool | str) else float(each) if isinstance(each, int | float) else None
+            )
+    return found
 
 
 def _is_index(value: Any) -> bool:
     return isinstance(value, Tensor) and value.dim() > 0 and not value.is_floating_point()
 
 
-def _describe(value: Any, row_counts: set[int], counts: set[int]) -> Any:
-    """A number or a text of an argument, the same on every rank; None for what may differ."""
-    if isinstance(value, Tensor):
-        if value.layout != torch.strided or value.numel() > _MOST_NUMBERS or row_counts & set(value.shape):
-            return None
-        numbers = value.detach().double()
-        return [list(value.shape), float(numbers.sum()), float(numbers.square().sum())]
-    if isinstance(value, bool | str):
-        return str(value)
-    if isinstance(value, int | float):
-        return None if abs(value) in counts else float(value)
-    return None
+def _describe(tensor: Tensor, row_counts: set[int], sizes: set[int]) -> Any:
+    """Numbers of a tensor without rows. ``sizes``: the lengths of the tensors of rows that it is computed with."""
+    has_rows = bool(row_counts & set(tensor.shape)) or (tensor.dim() > 0 and len(tensor) in sizes)
+    if has_rows or tensor.layout != torch.strided or tensor.numel() > _MOST_NUMBERS:
+        return None
+    numbers = tensor.detach().double()
+    return [list(tensor.shape), float(numbers.sum()), float(numbers.square().sum())]
 
 
 def program_difference(programs: Sequence[str]) -> str:
@@ -251,8 +312,8 @@ def _shown(value: Any) -> str:
 
 
 def _are_close(first: Any, other: Any) -> bool:
-    if isinstance(first, list) and isinstance(other, list):
-        return bool(first[0] == other[0]) and all(map(_are_close, first[1:], other[1:]))
+    if isinstance(first, list) and isinstance(other, list):  # of another shape: rows after a mask
+        return first[0] != other[0] or all(map(_are_close, first[1:], other[1:]))
     if isinstance(first, float) and isinstance(other, float):
         return first == other or abs(first - other) <= 1e-5 * abs(first) or (first != first and other != other)
     return bool(first == other)
@@ -261,8 +322,8 @@ def _are_close(first: Any, other: Any) -> bool:
 def half_of(count: int, device: torch.device) -> Tensor:
     """A fixed half of some values, without a generator; some of them and not all, from 2 values on.
 
-    >>> half_of(6, torch.device("cpu")).tolist()
-    [False, False, False, True, True, True]
+    >>> half_of(8, torch.device("cpu")).tolist()
+    [False, True, False, True, False, True, True, False]
     """
     chosen = (((torch.arange(count, device=device) + 1) * 2654435761) >> 9) & 1 == 1
     if count > 1 and bool(chosen.all() | ~chosen.any()):
@@ -275,10 +336,13 @@ def depends_on_others(values: Tensor, outputs: Sequence[Rows]) -> bool:
     chosen = half_of(values.size(0), values.device)
     tensors = [rows.tensor for rows in outputs]
     reached: list[list[Tensor | None]] = []
+    retained = [(tensor, tensor.grad) for tensor in tensors if tensor.retains_grad]
     for mask in (chosen, ~chosen):
         weight = mask.to(values.dtype)
         grads = torch.autograd.grad(values, tensors, weight, retain_graph=True, allow_unused=True)
         reached.append([None if g is None else ((g != 0) & ~g.isnan()).reshape(len(g), -1).any(1) for g in grads])
+    for tensor, grad in retained:
+        tensor.grad = grad
     for rows, first, second in zip(outputs, *reached, strict=True):
         if first is None or second is None:
             continue
