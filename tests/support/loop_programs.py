@@ -272,6 +272,9 @@ WRONG_LOSSES = {
     "dropout of the outputs": mean_of(lambda o, y: ce(F.dropout(o, 0.3), y), raises=MASKS),
     "mixed labels in a random order": on_outputs(mixed_labels, raises=VALUES),
     "random targets": on_outputs(random_targets, raises=MASKS),
+    "random targets of a generator": on_outputs(
+        lambda o, b: b.mean(ce(o, b.y), (torch.rand(len(o), generator=torch.Generator()) < 0.5).double()), raises=MASKS
+    ),
     "a mean of the rank, expanded": on_outputs(lambda o, b: b.mean(ce(o, b.y).mean().expand(len(b.y))), raises=VALUES),
     "batch norm behind the model": Case(
         lambda m, beside, b: b.mean(ce(beside[0](m(b.x, b.edge_index)), b.y)),
@@ -419,6 +422,22 @@ def in_outer_module(mesh: Mesh) -> Record:
     return []
 
 
+def skipped_and_unfrozen(mesh: Mesh) -> Record:
+    """A head that a rank without targets of class 1 does not call, frozen at first."""
+    model = wrap(mesh)
+    torch.manual_seed(1 + mesh.rank)
+    beside = gsplit.parallelize(head()[0].double(), mesh)
+    steps: Record = []
+    for number, batch in enumerate(islice(loader(mesh, 3), 6)):
+        beside.requires_grad_(number > 1)
+        model.zero_grad()
+        beside.zero_grad()
+        loss = of_one_class(model, [beside], batch.cast(torch.float64))
+        loss.backward()
+        steps.append(record([model, beside], loss))
+    return steps
+
+
 def frozen_and_unfrozen(mesh: Mesh) -> Record:
     """A head that is frozen in every other step."""
     model = wrap(mesh)
@@ -487,6 +506,7 @@ BESIDE = {
     "accumulation, and a penalty alone": Case(program=accumulated),
     "two models and a wrapped head": Case(program=two_models),
     "a wrapped head that is frozen in between": Case(program=frozen_and_unfrozen),
+    "a wrapped head, unfrozen where a rank does not call it": Case(program=skipped_and_unfrozen),
     "a wrapped head with batch norm": Case(
         with_head, beside=lambda: [BatchNorm1d(CLASSES)], raises="a head whose rows do not depend on the rank"
     ),
@@ -907,6 +927,58 @@ def reads_before_backward(model: Module, beside: Modules, b: Any) -> Tensor:
     return loss
 
 
+def logged(model: Module, beside: Modules, b: Any) -> Tensor:
+    """Scores and totals of the rank for a log line, kept as tensors, which are not in the loss."""
+    out = model(b.x, b.edge_index)
+    values = ce(out, b.y)
+    right = (out.argmax(1) == b.y).sum() / max(1, len(b.y))
+    KEPT["total"] = KEPT.get("total", torch.zeros(())) + values.detach().sum() / max(1, b.batch_size) + right
+    KEPT.setdefault("counts", torch.zeros(CLASSES)).add_(torch.bincount(out.argmax(1), minlength=CLASSES))
+    loss: Tensor = b.mean(values)
+    return loss
+
+
+def by_vertex(out: Tensor, b: Any, width: int) -> tuple[Tensor, Tensor]:
+    """The ids of this rank's targets, and a table of all vertices with classes."""
+    generator = torch.Generator().manual_seed(width)
+    table = torch.randint(0, CLASSES, (NUM_VERTICES, width), generator=generator)
+    return b.n_id[: b.num_targets], table
+
+
+def masked_by_vertex(out: Tensor, b: Any) -> Tensor:
+    """Another label for some of the targets."""
+    ids, table = by_vertex(out, b, 1)
+    some = table[ids][:, 0] > 1
+    values = ce(out, b.y)
+    values[some] = ce(out[some], table[ids][some][:, 0]) * (1.0 + table[ids][some][:, 0])
+    loss: Tensor = b.mean(values)
+    return loss
+
+
+def several_labels(out: Tensor, b: Any) -> Tensor:
+    """Three labels for each target, in one call."""
+    ids, table = by_vertex(out, b, 3)
+    rows = out.repeat_interleave(3, 0).view(len(ids) * 3, CLASSES)
+    loss: Tensor = b.mean(ce(rows, table[ids].reshape(-1)).view(-1, 3).mean(1))
+    return loss
+
+
+def remembered(out: Tensor, b: Any) -> Tensor:
+    """The last outputs of every vertex, which keeps its owner."""
+    ids = b.n_id[: b.num_targets]
+    bank = KEPT.setdefault("bank", torch.zeros(NUM_VERTICES, CLASSES, dtype=torch.float64))
+    loss: Tensor = b.mean(ce(out, b.y) + (out - bank[ids]).pow(2).sum(1))
+    bank[ids] = out.detach()
+    return loss
+
+
+def of_scores(out: Tensor, b: Any) -> Tensor:
+    """A loss that takes numbers between 0 and 1 only."""
+    label = (b.y > 2).double()
+    loss: Tensor = b.mean(F.binary_cross_entropy(out[:, 0].sigmoid(), label, reduction="none"))
+    return loss
+
+
 def permuted(out: Tensor, y: Tensor) -> Tensor:
     order = torch.arange(len(y)).flip(0)
     return ce(out[order], y[order])
@@ -972,6 +1044,12 @@ RIGHT_LOSSES = {
     "an own function": mean_of(lambda o, y: ce(OwnFunction.apply(o), y)),  # type: ignore[no-untyped-call]
     "weights by vertex": Case(weights_by_vertex),
     "numbers that are only read": Case(reads_before_backward),
+    "scores and totals that are only logged": Case(logged),
+    "other labels after a mask": on_outputs(masked_by_vertex),
+    "several labels in one call": on_outputs(several_labels),
+    "outputs remembered by vertex": on_outputs(remembered),
+    "a loss of scores": on_outputs(of_scores),
+    "batches of 2 with weights by vertex": Case(weights_by_vertex, options={"batch_size": 2}),
     "a penalty on weights": Case(
         lambda m, beside, b: b.mean(ce(m(b.x, b.edge_index), b.y)) + 0.1 * sum(p.pow(2).sum() for p in m.parameters())
     ),

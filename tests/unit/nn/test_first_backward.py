@@ -119,6 +119,22 @@ def test_the_users_own_modes_stay_in_their_order() -> None:
     assert _get_current_function_mode_stack() == []  # type: ignore[no-untyped-call]
 
 
+def test_a_repeated_loss_writes_to_no_tensor_of_the_user() -> None:
+    """Flags changed by operators, buffers by ``out=`` and lists, and statistics by a norm."""
+    model, loader = _model(solo_mesh()), make_loader()
+    batch = loader.make_batch(0, 0)
+    out = model(batch.x, batch.edge_index)
+    flags = torch.arange(batch.num_targets) % 2 == 0
+    buffer, other, mean = (torch.zeros(size, dtype=torch.float64) for size in (batch.num_targets, 3, CLASSES))
+    flags |= out.argmax(1) == batch.y
+    torch.mul(out.detach()[:, 0], 3.0, out=buffer)
+    torch._foreach_add_([other, mean], [out.detach()[0, :3], out.detach()[0]])
+    F.batch_norm(out.detach(), mean, torch.ones(CLASSES, dtype=torch.float64), training=True)
+    before = [each.clone() for each in (flags, buffer, other, mean)]
+    batch.mean(_values(out, batch) * flags * buffer.abs() + other.sum() + mean.sum()).backward()
+    assert all(torch.equal(a, b) for a, b in zip(before, (flags, buffer, other, mean), strict=True))
+
+
 def test_gathered_rows_have_one_order_and_their_gradients() -> None:
     loader = make_loader()
     batch = loader.make_batch(0, 0)
