@@ -17,6 +17,7 @@ __all__ = ["DeviceCounts", "DeviceLog", "calling_line", "is_called_by_torch"]
 _TORCH = str(Path(torch.__file__).parent)
 _HERE = str(Path(__file__).parent)
 _FUNCTION_MODE = str(Path(gsplit.__file__).parent / "nn" / "function_mode.py")  # stands between every two lines
+_RECORDING = str(Path(gsplit.__file__).parent / "nn" / "checks" / "replay.py")  # the same, in the first steps of a loop
 _DEVICES = str(Path(gsplit.__file__).parent / "device" / "devices.py")  # waits for whoever calls it
 _SITE_PACKAGES = str(Path(torch.__file__).parents[1])
 _PACKAGE = str(Path(gsplit.__file__).parents[1])
@@ -27,7 +28,7 @@ def calling_line() -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if not name.startswith((_TORCH, _HERE, _FUNCTION_MODE, _DEVICES, "<")):
+        if not name.startswith((_TORCH, _HERE, _FUNCTION_MODE, _RECORDING, _DEVICES, "<")):
             for root in (_PACKAGE, _SITE_PACKAGES):
                 name = name.removeprefix(root + "/")
             return f"{name}:{frame.f_lineno}"
