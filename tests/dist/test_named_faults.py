@@ -40,7 +40,7 @@ def test_ranks_that_do_not_do_the_same_are_named_and_nothing_is_aborted(shared_m
         LATE: ("rank 0: training", "rank 1: evaluating"),
         "loader": ("epoch 0 of loader 0", "epoch 0 of loader 1"),
         "weights": ("the weights before backward 0: expected the same on every rank", "rank 0: ", "rank 1: "),
-        "learning rate": ("the weights before backward 16: expected the same on every rank", "the same learning rate"),
+        "learning rate": ("the weights before backward 3: expected the same on every rank", "the same learning rate"),
         "order": ("rank 0: count (all-reduce of torch.float32 [3])", "rank 1: count (all-reduce of torch.float32 [5])"),
         "kind": ("rank 0: count (all-reduce of", "rank 1: count (broadcast of"),
     }

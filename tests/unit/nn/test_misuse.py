@@ -116,7 +116,7 @@ def _interruptible(teacher: Any = None) -> Any:
 
     model: Any = Stack(forward, **two_layers())
     model.interrupt, model.teachers = False, []
-    parallelize(model, solo_mesh())
+    parallelize(model, solo_mesh(), verify_every=0)
     model.teachers = [teacher] * (teacher is not None)  # a list: not a part of the model
     return model
 
