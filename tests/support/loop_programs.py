@@ -422,36 +422,22 @@ def in_outer_module(mesh: Mesh) -> Record:
     return []
 
 
-def skipped_and_unfrozen(mesh: Mesh) -> Record:
-    """A head that a rank without targets of class 1 does not call, frozen at first."""
+def sometimes_frozen(
+    mesh: Mesh, loss_of: LossOf, is_trained: Callable[[int], bool], batch_size: int, steps: int
+) -> Record:
+    """A head that is trained in some steps only."""
     model = wrap(mesh)
     torch.manual_seed(1 + mesh.rank)
     beside = gsplit.parallelize(head()[0].double(), mesh)
-    steps: Record = []
-    for number, batch in enumerate(islice(loader(mesh, 3), 6)):
-        beside.requires_grad_(number > 1)
+    record_of: Record = []
+    for number, batch in enumerate(islice(loader(mesh, batch_size), steps)):
+        beside.requires_grad_(is_trained(number))
         model.zero_grad()
         beside.zero_grad()
-        loss = of_one_class(model, [beside], batch.cast(torch.float64))
+        loss = loss_of(model, [beside], batch.cast(torch.float64))
         loss.backward()
-        steps.append(record([model, beside], loss))
-    return steps
-
-
-def frozen_and_unfrozen(mesh: Mesh) -> Record:
-    """A head that is frozen in every other step."""
-    model = wrap(mesh)
-    torch.manual_seed(1 + mesh.rank)
-    beside = gsplit.parallelize(head()[0].double(), mesh)
-    steps: Record = []
-    for number, batch in enumerate(islice(loader(mesh), 4)):
-        beside.requires_grad_(number % 2 == 0)
-        model.zero_grad()
-        beside.zero_grad()
-        loss = with_head(model, [beside], batch.cast(torch.float64))
-        loss.backward()
-        steps.append(record([model, beside], loss))
-    return steps
+        record_of.append(record([model, beside], loss))
+    return record_of
 
 
 def wrapped_twice(mesh: Mesh) -> Record:
@@ -505,8 +491,12 @@ BESIDE = {
     "a wrapped discriminator, Adam": Case(program=lambda mesh: gan(mesh, wrapped=True, adam=True)),
     "accumulation, and a penalty alone": Case(program=accumulated),
     "two models and a wrapped head": Case(program=two_models),
-    "a wrapped head that is frozen in between": Case(program=frozen_and_unfrozen),
-    "a wrapped head, unfrozen where a rank does not call it": Case(program=skipped_and_unfrozen),
+    "a wrapped head that is frozen in between": Case(
+        program=lambda mesh: sometimes_frozen(mesh, with_head, lambda number: number % 2 == 0, 40, 4)
+    ),
+    "a wrapped head, unfrozen where a rank does not call it": Case(
+        program=lambda mesh: sometimes_frozen(mesh, of_one_class, lambda number: number > 1, 3, 6)
+    ),
     "a wrapped head with batch norm": Case(
         with_head, beside=lambda: [BatchNorm1d(CLASSES)], raises="a head whose rows do not depend on the rank"
     ),
@@ -727,7 +717,9 @@ def other_learning_rates(mesh: Mesh, *, by_loss: bool) -> Record:
     return steps
 
 
-def of_verify_step(values: Callable[[Tensor, Any], Tensor], *, beside: Callable[[], Modules] = list) -> Case:
+def of_verify_step(
+    values: Callable[[Tensor, Any], Tensor], raises: str, *, beside: Callable[[], Modules] = list
+) -> Case:
     """What ``verify_step`` says of a loss."""
 
     def program(mesh: Mesh) -> Record:
@@ -738,13 +730,14 @@ def of_verify_step(values: Callable[[Tensor, Any], Tensor], *, beside: Callable[
         def loss_of(model: Module, b: Any) -> Tensor:
             out = model(b.x, b.edge_index)
             for module in modules:
-                out = module(out.double())
+                out = module(out)
             return values(out, b)
 
-        gsplit.verify_step(model, loss_of, next(iter(loader(mesh))))
+        batches = loader(mesh)  # kept: verify_step makes small mini-batches with it
+        gsplit.verify_step(model, loss_of, next(iter(batches)))
         return []
 
-    return Case(program=program, raises="")
+    return Case(program=program, raises=raises)
 
 
 def trainer(values: Callable[[Tensor, Tensor], Tensor], beside: Sequence[Module] = ()) -> Callable[[Mesh], Record]:
@@ -786,7 +779,10 @@ AROUND = {
     "a learning rate by the rank's loss": Case(
         program=lambda mesh: other_learning_rates(mesh, by_loss=True), raises=WEIGHTS
     ),
-    "verify_step: weights of the rank's classes": of_verify_step(lambda o, b: b.mean(ce(o, b.y) * class_weights(b.y))),
+    "verify_step: weights of the rank's classes": of_verify_step(
+        lambda o, b: b.mean(ce(o, b.y) * class_weights(b.y)), VALUES
+    ),
+    "verify_step: a head": of_verify_step(lambda o, b: b.mean(ce(o, b.y)), PARAMETERS, beside=head),
     "Trainer: a head with an optimizer of its own": Case(
         program=trainer(ce, [Linear(CLASSES, CLASSES)]), raises=PARAMETERS
     ),
