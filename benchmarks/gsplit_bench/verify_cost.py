@@ -3,8 +3,9 @@
     python -m gsplit_bench verify-cost STORE [RANKS [OUT.json]]
 
 A loop of a user's own runs with the checks and without them (``verify_every=0``), in turns, each in new processes. The
-checks cost what the first steps take longer with them. The first turn may compile kernels of float64, which are kept on
-disk, and is not in the medians. CPU seconds are summed over ranks; those of 100 steps are 100 times the median step.
+checks cost what the first steps take longer with them; the comparison with one process, which is most of it, is timed by
+itself, too. The first turn may compile kernels of float64, which are kept on disk, and is not in the medians. CPU seconds
+are summed over ranks; those of 100 steps are 100 times the median step.
 """
 
 import json
@@ -12,12 +13,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 import gsplit
 from gsplit.distributed.comm.mesh import Mesh
+from gsplit.nn.checks.one_process import OneProcessCheck
 from gsplit.run.models import make_model
 from gsplit_bench.machine import current_commit, describe_machine, installed_versions
 from gsplit_bench.ranks import run_ranks
@@ -32,7 +35,7 @@ SETUPS: list[tuple[str, int, list[int]]] = [
 """Model, hidden width and fanouts; the first is the default of ``gsplit train``, the last that of README.md."""
 CHECKED = 4
 STEPS = 20
-TURNS = 5
+TURNS = 9
 BATCH_SIZE = 1024
 
 
@@ -41,6 +44,17 @@ def measure(
 ) -> dict[str, float]:
     """Train; CPU seconds of the first steps, and of a later one, on this rank."""
     torch.manual_seed(0)
+    compare = OneProcessCheck.compare
+    compared_cpu_s = 0.0
+
+    def compare_timed(*arguments: Any) -> str:
+        nonlocal compared_cpu_s
+        start = time.process_time()
+        reason = compare(*arguments)
+        compared_cpu_s += time.process_time() - start
+        return reason
+
+    setattr(OneProcessCheck, "compare", compare_timed)  # noqa: B010  # this process ends with the measurement
     store = gsplit.open(path)
     plain = make_model(
         kind,
@@ -62,7 +76,11 @@ def measure(
         optimizer.step()
         optimizer.zero_grad()
         steps.append(time.process_time() - start)
-    return {"first_cpu_s": sum(steps[:CHECKED]), "step_cpu_s": median(steps[CHECKED:])}
+    return {
+        "first_cpu_s": sum(steps[:CHECKED]),
+        "step_cpu_s": median(steps[CHECKED:]),
+        "compared_cpu_s": compared_cpu_s,
+    }
 
 
 def _measure_turn(store: str, ranks: int, setup: tuple[str, int, list[int]]) -> dict[str, float]:
@@ -71,11 +89,14 @@ def _measure_turn(store: str, ranks: int, setup: tuple[str, int, list[int]]) -> 
         of_ranks = run_ranks(measure, ranks, store, *setup, verify_every, timeout_s=900.0)
         of_ways[name] = {key: sum(of_rank[key] for of_rank in of_ranks) for key in of_ranks[0]}
     checks = of_ways["with"]["first_cpu_s"] - of_ways["without"]["first_cpu_s"]
+    steps_cpu_s = 100 * of_ways["with"]["step_cpu_s"]
     return {
         "checks_cpu_s": checks,
+        "compared_cpu_s": of_ways["with"]["compared_cpu_s"],
         "step_cpu_s": of_ways["with"]["step_cpu_s"],
         "step_without_cpu_s": of_ways["without"]["step_cpu_s"],
-        "share_of_100_steps": checks / (100 * of_ways["with"]["step_cpu_s"]),
+        "share_of_100_steps": checks / steps_cpu_s,
+        "share_without_comparison": (checks - of_ways["with"]["compared_cpu_s"]) / steps_cpu_s,
     }
 
 
