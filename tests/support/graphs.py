@@ -33,6 +33,14 @@ def csc_of(n: int, src: Array, dst: Array) -> tuple[Graph, Array, Array]:
     return Graph(indptr, src[order].astype(np.int32), n), src[order], dst[order]
 
 
+def random_graph(num_vertices: int, num_edges: int, skew: float, seed: int) -> Graph:
+    """The larger ``skew``, the more in-edges the first vertices have."""
+    rng = np.random.default_rng(seed)
+    dst = (num_vertices * rng.random(num_edges) ** skew).astype(np.int64)
+    src = (num_vertices * rng.random(num_edges) ** 1.5).astype(np.int64)
+    return csc_of(num_vertices, src, dst)[0]
+
+
 def source_of(
     n: int, src: Array, dst: Array, values: Mapping[str, Array] | None = None, chunk: int = 17, **more: Any
 ) -> GraphSource:

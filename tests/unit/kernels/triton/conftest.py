@@ -1,33 +1,33 @@
-"""A process with Triton's interpreter, and one with its compiler, for the tests of this folder; skipped without
-Triton."""
+"""Kernels run as compiled PTX on three architectures; tests that start them are left out where there is no Triton."""
 
 import importlib.metadata
-import importlib.util
+import os
 from collections.abc import Iterator
 
 import pytest
-from triton_process import Run, triton_process
+
+_NEED_TRITON = ["test_attention_kernels.py", "test_compiled.py", "test_ptx.py", "test_row_kernels.py"]
+_NEED_TRITON += ["test_large_arrays.py", "test_sampling_kernels.py"]
 
 
-def _need_triton() -> None:
-    if importlib.util.find_spec("triton") is None:
-        pytest.skip("triton is not installed: pip install 'gsplit[dev]' on Linux")
+def _has_triton() -> bool:
+    """Whether there is one whose compiler can be asked for the kernel of a call: Triton 3.2 has another interface."""
+    try:
+        return tuple(map(int, importlib.metadata.version("triton").split(".")[:2])) > (3, 2)
+    except importlib.metadata.PackageNotFoundError:
+        return False
 
 
-@pytest.fixture(scope="session")
-def interpreter() -> Iterator[Run]:
-    """Runs programs of tests/support where kernels are interpreted on the host."""
-    _need_triton()
-    if importlib.metadata.version("triton").startswith("3.2."):
-        pytest.skip("the interpreter of triton 3.2 has no booleans (get_int1_ty); its compiler is tested")
-    with triton_process({"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}) as run:
-        yield run
+collect_ignore = [] if _has_triton() else _NEED_TRITON
 
 
-@pytest.fixture(scope="session")
-def compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """Runs programs of tests/support where kernels are compiled, with an empty cache."""
-    _need_triton()
-    cache = str(tmp_path_factory.mktemp("triton-cache"))
-    with triton_process({"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": cache}) as run:
-        yield run
+@pytest.fixture(params=[75, 80, 90], ids="sm_{}".format)
+def compiled(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Kernels are compiled for this compute capability; if TRITON_INTERPRET=1, Triton's interpreter runs them."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        yield request.param
+        return
+    from ptx.launcher import compiled_kernels
+
+    with compiled_kernels(request.param, seed=request.param):
+        yield request.param
