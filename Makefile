@@ -3,9 +3,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 WORKERS ?= 3
-# caches by content: mypy compares hashes of files, numba hashes of sources
+# caches by content: mypy compares hashes of files, numba and Triton hashes of sources
 export MYPY_CACHE_DIR ?= $(CURDIR)/.cache/mypy
 export NUMBA_CACHE_DIR ?= $(CURDIR)/.cache/numba
+export TRITON_CACHE_DIR ?= $(CURDIR)/.cache/triton
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help

@@ -162,7 +162,8 @@ def _environment(source: str) -> dict[str, str]:
 def _count(source: str, kind: str, ranks: int, device: str) -> Any:
     """What the program of a source tree counts, in a process of its own."""
     program = [sys.executable, "-m", "gsplit_bench.step_overhead", "--count", kind, device, "--ranks", str(ranks)]
-    environment = {**os.environ, **_environment(source), "TRITON_INTERPRET": "1"}
+    kernels = {"GSPLIT_TRITON": "1", "TRITON_INTERPRET": "1"}  # in the interpreter, for launches from one thread only
+    environment = {**os.environ, **_environment(source), **kernels}
     done = subprocess.run(program, env=environment, capture_output=True, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 

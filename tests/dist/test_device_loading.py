@@ -6,21 +6,25 @@ from typing import Any
 
 import numpy as np
 import pytest
+from compiled_ranks import run_compiled_ranks
 from device_loading_programs import (
     Loaded,
     Trained,
+    count_edge_copies,
     count_loading,
+    count_registered,
     count_waits_by_thread,
     fill_the_device,
     forget_to_join,
     make_many_between_steps,
     notes_of_a_run,
     read_inputs,
+    rows_read_ahead,
+    sample_on_both,
     steps_before_an_error,
     train_tiers,
     with_little_memory,
 )
-from triton_process import triton_process
 
 import gsplit
 from gsplit.device.devices import DEVICE_MARGIN
@@ -53,8 +57,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def small_store(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """For Triton's interpreter, which is slow."""
-    return _partitioned(tmp_path_factory.mktemp("interpreted"), PlantedGraph(400, 2000, num_features=24, num_classes=4))
+    """For kernels that are executed instruction by instruction."""
+    return _partitioned(tmp_path_factory.mktemp("compiled"), PlantedGraph(400, 2000, num_features=24, num_classes=4))
 
 
 # every change: one rank, and exchanges of rows on devices in test_simulated_device
@@ -114,12 +118,11 @@ def test_making_a_batch_waits_for_nothing_and_only_what_is_missing_crosses(store
 def test_rows_in_registered_memory_are_gathered_by_one_kernel(small_store: str) -> None:
     cases = [{"prefetch": 0, "device_cache": "8KB"}, {"prefetch": 2, "device_cache": "8KB"}]
     host = run_ranks(train_tiers, 2, small_store, cases[:1])
-    with triton_process({"TRITON_INTERPRET": "1"}) as run:
-        there = run("device_loading_programs.with_triton", small_store, cases, "train")
-        counted = run("device_loading_programs.with_triton", small_store, cases[:1], "count")
-        registered = run("device_loading_programs.with_triton", small_store, [{"device_cache": "8KB"}, {}], "register")
-        kept = [{"prefetch": 2, "device_cache": "8KB"}, {"prefetch": 2, "device_cache": "8KB", "cache": "8KB"}]
-        ahead = run("device_loading_programs.with_triton", small_store, kept, "ahead")
+    there = run_compiled_ranks(train_tiers, 2, small_store, cases)
+    counted = run_compiled_ranks(count_loading, 2, small_store, cases[:1])
+    registered = run_compiled_ranks(count_registered, 2, small_store, [{"device_cache": "8KB"}, {}])
+    kept = [{"prefetch": 2, "device_cache": "8KB"}, {"prefetch": 2, "device_cache": "8KB", "cache": "8KB"}]
+    ahead = run_compiled_ranks(rows_read_ahead, 2, small_store, kept)
     for rank in range(2):
         assert there[rank][0] == there[rank][1]
         assert_close(there[rank][0], host[rank][0])
@@ -144,8 +147,7 @@ def test_a_device_that_samples_waits_twice_per_layer_and_once_more(store: str) -
         ([2, 2, 2], {}, 8000),  # of some 26,000 bytes of edges; the others are in registered memory
         ([3, -1], cached, 0),
     ]
-    with triton_process({"TRITON_INTERPRET": "1"}) as run:
-        found = run("device_loading_programs.sample_with_triton", store, cases)
+    found = [run_compiled_ranks(sample_on_both, 2, store, *case, sample_device="sim:0") for case in cases]
     for (fanouts, _, _), ranks in zip(cases, found, strict=True):
         batches = [batch for rank in ranks for batch in rank]
         assert len(batches) == 6 and all(batch.is_equal for batch in batches)
@@ -156,8 +158,7 @@ def test_a_device_that_samples_waits_twice_per_layer_and_once_more(store: str) -
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 def test_samplers_of_a_device_share_its_edges(small_store: str) -> None:
-    with triton_process({"TRITON_INTERPRET": "1"}) as run:
-        assert run("device_loading_programs.copies_with_triton", small_store) == [1, 1]
+    assert run_compiled_ranks(count_edge_copies, 2, small_store, sample_device="sim:0") == [1, 1]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
@@ -166,9 +167,8 @@ def test_int8_rows_stay_int8_until_the_device_gathers_them(small_store: str, tmp
     made = str(write_with_features(gsplit.open(small_store), tmp_path / "int8.gsplit", "int8").path)
     cases: list[dict[str, Any]] = [{"device_cache": "4KB"}, {"device_cache": 0}]
     host = run_ranks(read_inputs, 2, made, [{}])
-    with triton_process({"TRITON_INTERPRET": "1"}) as run:
-        registered = run("device_loading_programs.with_triton", made, cases, "read")
-        memory = run("device_loading_programs.with_triton", made, cases[:1], "register")
+    registered = run_compiled_ranks(read_inputs, 2, made, cases)
+    memory = run_compiled_ranks(count_registered, 2, made, cases[:1])
     staged = run_ranks(read_inputs, 2, made, cases, device="sim:0")
     for rank in range(2):
         assert host[rank] * len(cases) == registered[rank] == staged[rank]

@@ -3,20 +3,19 @@
 import dataclasses
 import functools
 import importlib.util
-import os
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from simulated_programs import train_without_races
+from compiled_ranks import run_compiled_ranks
+from simulated_programs import train_without_races, use_kernels_as_the_doctor
 
 from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.doctor import device as device_module
 from gsplit.doctor.device import check_kernels, check_triton, device_checks, has_code_for
+from gsplit.doctor.kernels import BOUNDS
 from gsplit.doctor.programs import find_waits
 from gsplit.doctor.ranks import run_ranks
 from gsplit.doctor.training import check_models, training_checks
@@ -83,43 +82,15 @@ def test_a_difference_and_a_failed_rank_are_errors() -> None:
     assert failed.verdict == "error" and "model: expected one of sage" in failed.found
 
 
-_ON_SIMULATED = """
-import torch
-from gsplit.distributed.comm.mesh import solo_mesh
-from gsplit.doctor.device import gather_large_rows, measure_zero_copy
-from gsplit.doctor.kernels import BOUNDS, compare_kernels
-from gsplit.kernels.triton.launch import set_launcher
-from gsplit_bench.simulated import simulated_device
-
-def record(kernel, grid, args, constants, writes):
-    before(kernel, grid, args, constants, writes)
-    seen.append((kernel.__name__, args[0].numel(), args[1].is_pinned()))
-    assert torch.equal(args[7].cpu().view(rows.shape), rows.view(torch.int32)[args[3].cpu()])
-
-with simulated_device():
-    found = compare_kernels(solo_mesh("sim"))
-    assert found.keys() == BOUNDS.keys() and all(found[name] <= BOUNDS[name] for name in BOUNDS), found
-    seen = []
-    rows = torch.randn(11, 128)
-    before = set_launcher(record)
-    assert measure_zero_copy(rows, torch.device("sim", 0)) > 0
-    assert seen == [("gather_kernel", 0, True)] * 6, seen
-    set_launcher(before)
-    rates = gather_large_rows(solo_mesh("sim"), 128 * 24, num_gathered=7)
-    assert rates.keys() == {"huge pages", "small pages", "memory of the device"} and min(rates.values()) > 0, rates
-    set_launcher(lambda *args: None)  # a kernel that writes nothing
-    assert max(gather_large_rows(solo_mesh("sim"), 128 * 24, num_gathered=7).values()) == 0
-"""
-
-
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 def test_kernels_are_as_the_hosts_and_zero_copy_reads_the_hosts_rows_by_one_launch_each_time() -> None:
     if why := why_not_supported():
         pytest.skip(why)
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-c", _ON_SIMULATED]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
+    ((units, launches, (rates, of_nothing)),) = run_compiled_ranks(use_kernels_as_the_doctor, 1)
+    assert units.keys() == BOUNDS.keys() and all(units[name] <= BOUNDS[name] for name in BOUNDS), units
+    assert launches == [("gather_kernel", 0, True)] * 6
+    assert rates.keys() == {"huge pages", "small pages", "memory of the device"} and min(rates.values()) > 0
+    assert max(of_nothing.values()) == 0
 
 
 def test_kernels_that_differ_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +109,6 @@ def test_a_triton_that_cannot_run_is_a_warning_with_a_fix(monkeypatch: pytest.Mo
     monkeypatch.setattr(device_module, "resolve_device", torch.device)
     monkeypatch.setattr(availability, "is_installed", lambda: True)
     monkeypatch.setattr(device_module, "is_installed", lambda: True)
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.delenv("GSPLIT_TRITON", raising=False)
     found = check_triton("cuda:0")
     assert found.verdict == "warning" and "cuda:0 has 6.1" in found.found and "newer GPU" in found.fix

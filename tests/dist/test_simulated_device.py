@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from compiled_ranks import run_compiled_ranks
 from simulated_programs import (
     callback_fails,
     checked_training,
@@ -22,7 +23,6 @@ from simulated_programs import (
     violate_late,
 )
 from trainer_programs import device_fails
-from triton_process import triton_process
 
 from gsplit.run.models import MODELS
 from gsplit_bench.exactness import OTHER_STRATEGIES, Case, TrainedCase, compare, train_cases
@@ -105,13 +105,12 @@ def test_a_sampler_on_a_device_holds_its_own_edges_only() -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-def test_triton_kernels_in_the_interpreter_compute_the_same_step() -> None:
+def test_compiled_kernels_compute_the_same_step() -> None:
     """Sampling, shuffles, dropout and attention by Triton kernels, on two ranks; sums run in another order."""
     wanted = {"sage": ("sum_kernel", OWN_ORDER), "gat": ("attention_forward_kernel", OWN_ORDER)}
     cases = [Case(model, "split", "random", 0.5, None, None) for model in wanted]
     host = run_ranks(small_steps, 2, cases)
-    with triton_process({"TRITON_INTERPRET": "1"}) as run:
-        there = run("simulated_programs.steps_with_triton", cases)
+    there = run_compiled_ranks(small_steps, 2, cases, sample_device="sim:0")
     for rank, (kernel, bound), place in ((r, wanted[c.model], i) for r in range(2) for i, c in enumerate(cases)):
         (expected, _, _), (found, waits, kernels) = host[rank][place], there[rank][place]
         assert len(found) == len(expected) > 5

@@ -20,7 +20,6 @@ from gsplit.run.results import RunView
 from gsplit.run.training import train_run
 from gsplit.sampling import neighbor_triton
 from gsplit_bench import simulated
-from gsplit_bench.ranks import run_ranks
 from gsplit_bench.simulated import switched_on
 
 
@@ -171,18 +170,6 @@ def with_little_memory(mesh: Mesh, path: str, num_bytes: int, caches: list[str])
     return said
 
 
-def with_triton(path: str, cases: list[dict[str, Any]], what: str) -> list[Any]:
-    """Two ranks in a process that has Triton's interpreter on from its start."""
-    program: Any = {
-        "train": train_tiers,
-        "count": count_loading,
-        "register": count_registered,
-        "read": read_inputs,
-        "ahead": rows_read_ahead,
-    }[what]
-    return run_ranks(program, 2, path, cases, device="sim:0")
-
-
 @dataclass(frozen=True)
 class Sampled:
     """A batch that a device has sampled: whether it equals the host's bit for bit, and what making it cost."""
@@ -226,11 +213,6 @@ def sample_on_both(
     return found
 
 
-def sample_with_triton(path: str, cases: list[tuple[list[int], dict[str, Any], int]]) -> list[Any]:
-    """``sample_on_both`` on two ranks in a process that has Triton's interpreter on from its start."""
-    return [run_ranks(sample_on_both, 2, path, *case, device="sim:0", sample_device="sim:0") for case in cases]
-
-
 def count_edge_copies(mesh: Mesh, path: str) -> int:
     """How often the rank's edges are copied for the device: for two loaders, evaluation and first batches again."""
     store = gsplit.open(path)
@@ -245,11 +227,6 @@ def count_edge_copies(mesh: Mesh, path: str) -> int:
         samplers: list[Any] = [maker.strategy._own for loader in loaders for maker in loader._makers]
     assert len({id(sampler.state) for sampler in samplers}) == len(samplers) == 2
     return copies.call_count
-
-
-def copies_with_triton(path: str) -> list[int]:
-    """``count_edge_copies`` on two ranks in a process that has Triton's interpreter on from its start."""
-    return run_ranks(count_edge_copies, 2, path, device="sim:0", sample_device="sim:0")
 
 
 @dataclass(frozen=True)

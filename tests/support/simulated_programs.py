@@ -18,6 +18,8 @@ from trainer_programs import EachStep
 
 import gsplit
 from gsplit.distributed.comm.mesh import Mesh
+from gsplit.doctor.device import gather_large_rows, measure_zero_copy
+from gsplit.doctor.kernels import compare_kernels
 from gsplit.doctor.programs import train_models
 from gsplit.kernels.triton.launch import set_launcher
 from gsplit.minibatch.batch import Batch
@@ -27,7 +29,6 @@ from gsplit.sampling.neighbor import make_sampler
 from gsplit.training.callbacks import StepReport
 from gsplit_bench import simulated
 from gsplit_bench.exactness import CLASSES, WIDTH, Case, make_model, small_store
-from gsplit_bench.ranks import run_ranks
 from gsplit_bench.simulated import switched_on
 
 
@@ -202,7 +203,7 @@ SmallStep = tuple[list[Any], Counter[str], set[str]]
 
 
 def small_steps(mesh: Mesh, cases: list[Case]) -> list[SmallStep]:
-    """Outputs, loss and gradients of a step of few edges (Triton's interpreter is slow), its waits, and its kernels."""
+    """Outputs, loss and gradients of a step of few edges, its waits, and its kernels."""
     return [_small_step(mesh, case) for case in cases]
 
 
@@ -225,11 +226,6 @@ def _small_step(mesh: Mesh, case: Case) -> SmallStep:
     set_launcher(launcher)
     found = [out.detach(), loss.detach(), *(p.grad for p in model.parameters())]
     return [None if tensor is None else tensor.numpy(force=True) for tensor in found], waits, kernels
-
-
-def steps_with_triton(cases: list[Case]) -> list[list[SmallStep]]:
-    """Two ranks, for a process that has Triton's interpreter on from its start."""
-    return run_ranks(small_steps, 2, cases, device="sim:0", sample_device="sim:0")
 
 
 def share_a_device(mesh: Mesh) -> None:
@@ -312,3 +308,27 @@ def train_without_races(mesh: Mesh, models: list[str]) -> int:
     rules.compare_ranks(mesh.control)
     assert device.tracker.errors == []
     return device.tracker.num_launches
+
+
+def use_kernels_as_the_doctor(
+    mesh: Mesh,
+) -> tuple[dict[str, float], list[tuple[str, int, bool]], list[dict[str, float]]]:
+    """How far kernels are from the host's; zero-copy's launches (kernel, size of the cache, whether the host's rows are
+    pinned); rates of large arrays, and those of a kernel that writes nothing."""
+    units = compare_kernels(mesh)
+    launches: list[tuple[str, int, bool]] = []
+    rows = torch.randn(11, 128)
+
+    def record(kernel: Any, grid: Any, args: Any, constants: Any, writes: Any) -> None:
+        launcher(kernel, grid, args, constants, writes)
+        launches.append((kernel.__name__, args[0].numel(), args[1].is_pinned()))
+        assert torch.equal(args[7].cpu().view(rows.shape), rows.view(torch.int32)[args[3].cpu()])
+
+    launcher = set_launcher(record)
+    assert measure_zero_copy(rows, mesh.device) > 0
+    set_launcher(launcher)
+    rates = [gather_large_rows(mesh, 128 * 24, num_gathered=7)]
+    set_launcher(lambda *args: None)
+    rates.append(gather_large_rows(mesh, 128 * 24, num_gathered=7))
+    set_launcher(launcher)
+    return units, launches, rates

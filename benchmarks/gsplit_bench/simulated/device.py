@@ -176,6 +176,7 @@ def simulated_device(
     ``check_races``: every launch is compared with those of other streams. ``uuid``: what tells this device from those
     of other ranks. ``launches_behind``: after how many launches an event is over that the host does not wait for.
     ``memory_bytes``: tensors of the device that need more raise ``torch.OutOfMemoryError``.
+    Triton's kernels are run by the launcher that is in place, on host tensors; ``state.launcher`` can be set to another.
     Threads that the program starts itself have to enter the device too, as with every torch mode. They start on another
     device, ``sim:1``, as every rank's threads start on ``cuda:0``. Nothing may be done there, because torch gives a
     backend in Python one device: setting it, and launching a Triton kernel before, is an error.
@@ -187,10 +188,11 @@ def simulated_device(
     log = DeviceLog()
     tracker = StreamTracker(log, check=check_races, launches_behind=launches_behind)
     tracker.set_device(0)
-    state = DeviceState(log, tracker, memory_bytes=memory_bytes)
+    before, launcher = _module.on, set_launcher(execution.launch_triton)
+    runs_kernels = launcher if before is None else before.state.launcher
+    state = DeviceState(log, tracker, runs_kernels, memory_bytes=memory_bytes)
     state.generator.manual_seed(torch.initial_seed())
-    launcher = set_launcher(execution.launch_triton)
-    before, _module.on = _module.on, SimulatedDevice(log, tracker, state, uuid or f"process {os.getpid()}")
+    _module.on = SimulatedDevice(log, tracker, state, uuid or f"process {os.getpid()}")
     set_state(state)
     try:
         with backend.SimMode():  # type: ignore[no-untyped-call]

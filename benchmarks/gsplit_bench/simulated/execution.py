@@ -1,6 +1,5 @@
 """One operation on the simulated device: checked as CUDA would, counted, run on the host tensors and wrapped again."""
 
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -15,8 +14,6 @@ from gsplit_bench.simulated.state import active, moved
 from gsplit_bench.simulated.streams import ContextError
 
 __all__ = ["copy", "host_tensors", "launch_triton", "run"]
-
-_INTERPRETER = threading.Lock()  # it keeps the grid of the running kernel for all threads
 
 
 def leaves(value: Any) -> Iterator[Any]:
@@ -213,14 +210,14 @@ def host_tensors(values: list[Any]) -> list[Tensor]:
 def launch_triton(
     kernel: Any, grid: tuple[int, ...], args: Sequence[Any], constants: Mapping[str, Any], writes: Sequence[Tensor]
 ) -> None:
-    """A Triton kernel on tensors of the device: Triton's interpreter runs it on the host tensors."""
+    """A Triton kernel on tensors of the device: the launcher of its state runs it on the host tensors."""
     name = getattr(kernel, "__name__", "kernel")
-    tracker = active().tracker
-    if tracker.current_device() != sim_device().index:
-        raise ContextError(f"{name} is launched on sim:{tracker.current_device()}, the device of another rank")
+    state = active()
+    if state.tracker.current_device() != sim_device().index:
+        raise ContextError(f"{name} is launched on sim:{state.tracker.current_device()}, the device of another rank")
     hosts = [arg for arg in args if isinstance(arg, Tensor) and not isinstance(arg, SimTensor) and arg.dim() > 0]
-    if any(not active().is_pinned(tensor) for tensor in hosts):
+    if any(not state.is_pinned(tensor) for tensor in hosts):
         raise ValueError(f"Pointer argument cannot be accessed from Triton (cpu tensor?): {name}")
     _note_launch(name, list(args), list(writes))
-    with _INTERPRETER, without_modes():
-        kernel[grid](*map(_unwrap, args), **constants)
+    with without_modes():
+        state.launcher(kernel, grid, _unwrap(tuple(args)), constants, _unwrap(tuple(writes)))

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from gsplit.kernels.triton.launch import Launcher
 from gsplit_bench.simulated.log import DeviceLog
 from gsplit_bench.simulated.streams import Clock, StreamTracker, parts_of
 
@@ -24,6 +25,8 @@ class DeviceState:
 
     log: DeviceLog
     tracker: StreamTracker
+    launcher: Launcher
+    """Runs Triton's kernels on host tensors."""
     generator: torch.Generator = field(default_factory=torch.Generator)
     pinned: set[int] = field(default_factory=set)
     registered: dict[int, int] = field(default_factory=dict)

@@ -152,7 +152,7 @@ def _matrix_addresses(machine: Machine, lanes: Lanes, operand: Operand, number: 
     i // 4. Lanes 8 and more have the rows of the next matrices."""
     position = lanes.positions_in_warps()
     first = np.arange(position.size) - position
-    rows = machine.addresses(lanes, operand)[first + 8 * number + position // 4]
+    rows: Values = machine.addresses(lanes, operand)[first + 8 * number + position // 4]
     if (rows % np.uint64(16)).any():
         raise KernelError("misaligned row of a matrix")
     return rows + (position % 4 * 4).astype(np.uint64)

@@ -14,7 +14,6 @@ from gsplit.kernels.triton import availability
 CASES: list[tuple[Operation, str, torch.dtype | None, Kernel]] = [
     ("sample", "cpu", None, "numba"),
     ("sample", "cuda", None, "triton"),
-    ("sample", "meta", None, "torch"),
     ("move rows", "cpu", torch.float32, "numba"),
     ("move rows", "cpu", torch.float64, "numba"),
     ("move rows", "cpu", torch.bfloat16, "torch"),
@@ -40,7 +39,7 @@ CASES: list[tuple[Operation, str, torch.dtype | None, Kernel]] = [
 
 def a_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
     """Answer for hardware that is not here: one GPU, and Triton installed."""
-    for name in ("TRITON_INTERPRET", "GSPLIT_TRITON", "CC", "CPATH", "C_INCLUDE_PATH"):
+    for name in ("GSPLIT_TRITON", "CC", "CPATH", "C_INCLUDE_PATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(availability, "is_installed", lambda: True)
     monkeypatch.setattr(availability, "_capability", lambda device: capability)
@@ -100,7 +99,6 @@ def test_triton_needs_a_compiler(
     assert kernel_on_the_gpu() == "triton"
     monkeypatch.setenv("GSPLIT_TRITON", "0")
     assert kernel_on_the_gpu() == "torch"
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert kernel_for("sample", torch.device("meta")) == "torch"
 
 

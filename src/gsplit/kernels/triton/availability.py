@@ -55,10 +55,6 @@ def is_switched_off() -> bool:
     return _switch() == "0"
 
 
-def _is_interpreted() -> bool:
-    return os.environ.get("TRITON_INTERPRET") == "1"
-
-
 def _capability(device: torch.device) -> tuple[int, int] | None:
     """The device's compute capability; None for ROCm's, which are counted in another way."""
     return None if torch.version.hip else torch.cuda.get_device_capability(device)
@@ -82,7 +78,7 @@ def _find_build_obstacle(compiler: str | None) -> Obstacle | None:
 def find_obstacle(device: torch.device) -> Obstacle | None:
     """Why an installed Triton, not switched off or on by GSPLIT_TRITON, cannot run on a device that it compiles for."""
     automatic = is_installed() and _switch() not in ("0", "1")
-    if device.type not in _COMPILED or not automatic or _is_interpreted():
+    if device.type not in _COMPILED or not automatic:
         return None
     capability = _capability(device)
     if capability is not None and capability < _LEAST_CAPABILITY:
@@ -92,13 +88,12 @@ def find_obstacle(device: torch.device) -> Obstacle | None:
 
 
 def is_available(device: torch.device) -> bool:
-    """Whether kernels of this folder can run on ``device``: one that Triton compiles for, or a simulated one.
+    """Whether kernels of this folder can run on ``device``: one that Triton compiles for, any other if GSPLIT_TRITON=1.
 
-    A simulated device needs Triton's interpreter, which TRITON_INTERPRET=1 turns on before triton is first imported.
-    The host has kernels of its own.
+    That is for simulated devices, whose launcher knows how to run them. The host has kernels of its own.
     """
     if device.type == "cpu" or not is_installed() or is_switched_off():
         return False
     if device.type not in _COMPILED:
-        return _is_interpreted()
+        return _switch() == "1"
     return find_obstacle(device) is None

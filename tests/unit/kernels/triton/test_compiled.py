@@ -4,36 +4,41 @@ import ast
 from pathlib import Path
 
 import pytest
-from triton_process import Run
+
+from gsplit_bench.kernel_cases import CASES, compile_case, compile_for_amd
 
 FOLDER = Path(__file__).resolve().parents[4] / "src" / "gsplit" / "kernels" / "triton"
 
 
 # every change: the newest architecture, with the same limit
 @pytest.mark.parametrize("capability", [pytest.param(75, marks=pytest.mark.weekly), 90])
-def test_no_kernel_spills_or_takes_too_many_registers(compiler: Run, capability: int) -> None:
-    usage = compiler("triton_programs.compiled_usage", capability)
-    assert len(usage) > 30
-    for name, (registers, stack_bytes, local_bytes, *_) in usage.items():
-        assert stack_bytes == local_bytes == 0, name
-        assert registers <= (96 if name.startswith("GAT") else 76), name  # at 96 registers an SM has room for 21 warps
+def test_no_kernel_spills_or_takes_too_many_registers(capability: int) -> None:
+    assert len(CASES) > 30
+    for case in CASES:
+        usage = compile_case(case, capability)
+        assert usage.stack_bytes == usage.local_bytes == 0, case.name
+        assert usage.registers <= (96 if case.name.startswith("GAT") else 76), case.name  # at 96 an SM has 21 warps
 
 
 @pytest.mark.weekly
-def test_every_kernel_compiles_for_amd_without_spills(compiler: Run) -> None:
-    usage = compiler("triton_programs.compiled_usage_on_amd")
-    assert len(usage) > 30
-    for name, (registers, stack_bytes, spilled_bytes, *_) in usage.items():
-        assert stack_bytes == spilled_bytes == 0 and 0 < registers <= 96, name
+def test_every_kernel_compiles_for_amd_without_spills() -> None:
+    for case in CASES:
+        usage = compile_for_amd(case)
+        assert usage.stack_bytes == usage.local_bytes == 0 and 0 < usage.registers <= 96, case.name
 
 
-def test_numbers_of_rows_do_not_make_new_variants(compiler: Run) -> None:
+def test_numbers_of_rows_do_not_make_new_variants() -> None:
     """Triton compiles anew for multiples of 16 and for 1, in the middle of training, unless it is told not to."""
-    specialized = compiler("triton_programs.specialized_numbers")
-    assert set(specialized) <= {"width", "out_stride", "num_heads", "num_columns", "table_mask"}
+    specialized = set()
+    for case in CASES:
+        names = [name for name in case.kernel.arg_names if name not in case.constants]
+        fixed = {case.kernel.arg_names[each.num] for each in case.kernel.params if each.do_not_specialize}
+        numbers = {name for name, type_ in zip(names, case.types.split(), strict=True) if type_[0] != "*"}
+        specialized |= numbers - fixed
+    assert specialized <= {"width", "out_stride", "num_heads", "num_columns", "table_mask"}
 
 
-def test_every_kernel_is_compiled(compiler: Run) -> None:
+def test_every_kernel_is_compiled() -> None:
     written = {
         node.name
         for file in FOLDER.glob("*.py")
@@ -41,4 +46,4 @@ def test_every_kernel_is_compiled(compiler: Run) -> None:
         if isinstance(node, ast.FunctionDef) and node.name.endswith("_kernel")
     }
     assert len(written) >= 13
-    assert compiler("triton_programs.compiled_names") == written
+    assert {case.kernel.__name__ for case in CASES} == written

@@ -11,14 +11,11 @@ from gsplit.kernels.triton.availability import is_available, is_installed
 from gsplit.kernels.triton.launch import launch, set_launcher
 
 
-def test_the_host_has_kernels_of_its_own_and_other_devices_need_the_interpreter(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name in ("TRITON_INTERPRET", "GSPLIT_TRITON"):
-        monkeypatch.delenv(name, raising=False)
+def test_the_host_has_kernels_of_its_own_and_simulated_devices_need_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GSPLIT_TRITON", raising=False)
     assert not is_available(torch.device("cpu"))
     assert not is_available(torch.device("meta"))
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setenv("GSPLIT_TRITON", "1")
     assert not is_available(torch.device("cpu"))
     assert is_available(torch.device("meta")) == is_available(torch.device("cuda")) == is_installed()
 

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import triton
-import triton.language as tl
 from hypothesis import given
 from hypothesis import strategies as st
+from planted_kernels import copy_from_kernel, scale_kernel, sine_kernel, take_kernel
 from ptx.arithmetic import OPERATIONS, fused_multiply_add
 from ptx.instructions import prepare_kernel
 from ptx.launcher import CompiledLauncher, run_programs
@@ -42,37 +41,9 @@ TEXT = """
 """
 
 
-@triton.jit
-def scale_kernel(x, length, out, BLOCK: tl.constexpr, MASKED: tl.constexpr):
-    """``out = 2 * x``; without MASKED, what lies behind ``x`` is read too."""
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = place < length
-    tl.store(out + place, tl.load(x + place, mask=mask | (not MASKED)) * 2, mask=mask)
-
-
-@triton.jit(do_not_specialize=("start",))
-def copy_from_kernel(x, start, out, BLOCK: tl.constexpr):
-    """Says of ``start`` that it is a multiple of 4, so that four numbers are loaded at once."""
-    place = tl.arange(0, BLOCK)
-    tl.store(out + place, tl.load(x + tl.max_contiguous(tl.multiple_of(start + place, 4), 4)))
-
-
-@triton.jit
-def take_kernel(cell, winners):
-    """The programs that find the cell free, and the last one that writes to ``winners[0]``."""
-    program = tl.program_id(0)
-    found = tl.atomic_cas(cell, -1, program)
-    tl.store(winners + 1 + program, (found == -1).to(tl.int32))
-    tl.store(winners, program)
-
-
-@triton.jit
-def sine_kernel(x, out):
-    """Not an instruction of the kernels of gsplit."""
-    tl.store(out, tl.sin(tl.load(x)))
-
-
-def launch(kernel: Any, grid: int, args: Sequence[Any], writes: Sequence[Tensor], seed: int = 0, **constants: Any) -> None:
+def launch(
+    kernel: Any, grid: int, args: Sequence[Any], writes: Sequence[Tensor], seed: int = 0, **constants: Any
+) -> None:
     CompiledLauncher(80, seed)(kernel, (grid,), args, constants, writes)
 
 
@@ -91,16 +62,18 @@ def test_a_missing_mask_is_found() -> None:
     x, out = torch.randn(2, 100)
     launch(scale_kernel, 1, (x, 100, out), (out,), BLOCK=128, MASKED=True)
     assert torch.equal(out, 2 * x)
-    with pytest.raises(KernelError, match="scale_kernel: .*ld.global.*: load of 16 bytes out of bounds: 7 of 32 threads"):
+    with pytest.raises(
+        KernelError, match="scale_kernel: .*ld.global.*: load of 16 bytes out of bounds: 7 of 32 threads"
+    ):
         launch(scale_kernel, 1, (x.clone(), 100, out), (out,), BLOCK=128, MASKED=False, num_warps=1)
 
 
 def test_a_misaligned_access_is_found() -> None:
-    x, out = torch.randn(2, 64)
-    launch(copy_from_kernel, 1, (x, 4, out[:32]), (out[:32],), BLOCK=32, num_warps=1)
-    assert torch.equal(out[:32], x[4:36])
-    with pytest.raises(KernelError, match="misaligned load of 16 bytes: 8 of 32 threads"):
-        launch(copy_from_kernel, 1, (x, 3, out[:32]), (out[:32],), BLOCK=32, num_warps=1)
+    x, out = torch.randn(256), torch.empty(128)
+    launch(copy_from_kernel, 1, (x, 4, out), (out,), BLOCK=128, num_warps=1)
+    assert torch.equal(out, x[4:132])
+    with pytest.raises(KernelError, match="misaligned load of 16 bytes: 32 of 32 threads"):
+        launch(copy_from_kernel, 1, (x, 3, out), (out,), BLOCK=128, num_warps=1)
 
 
 def test_a_store_to_what_is_not_written_is_found() -> None:
@@ -200,7 +173,9 @@ def test_warps_read_what_others_have_stored_after_a_barrier_only(has_barrier: bo
 	"""
     if has_barrier:
         assert run_text(body, numbers(), 256).tolist() == list(range(63, -1, -1))
-        with pytest.raises(KernelError, match="shared store of 4 bytes out of bounds: 32 of 64 threads, such as byte 128"):
+        with pytest.raises(
+            KernelError, match="shared store of 4 bytes out of bounds: 32 of 64 threads, such as byte 128"
+        ):
             run_text(body, numbers(), 128)
     else:
         with pytest.raises(KernelError, match="loads what another warp has stored with no barrier between"):
@@ -210,7 +185,9 @@ def test_warps_read_what_others_have_stored_after_a_barrier_only(has_barrier: bo
 finite = st.floats(allow_nan=False, allow_infinity=False)
 
 
-@given(st.tuples(*[st.floats(-(2.0**200), 2.0**200)] * 3) | st.tuples(*[finite] * 3).map(lambda x: (*x[:2], -x[0] * x[1])))
+@given(
+    st.tuples(*[st.floats(-(2.0**200), 2.0**200)] * 3) | st.tuples(*[finite] * 3).map(lambda x: (*x[:2], -x[0] * x[1]))
+)
 def test_a_fused_multiply_add_is_rounded_once(numbers: tuple[float, float, float]) -> None:
     for dtype in (np.float32, np.float64):
         with np.errstate(all="ignore"):

@@ -1,6 +1,7 @@
 """The sampler on compiled kernels gives the host's layers index by index, holds its own edges, and refuses what the
 host does."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 from unittest.mock import patch
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from gsplit.errors import InputError
 from gsplit.graph.graph import Graph
-from gsplit.kernels.triton.launch import Launcher, set_launcher
+from gsplit.kernels.triton.launch import set_launcher
 from gsplit.keys import scalar
 from gsplit.sampling.draw_options import DrawOptions
 from gsplit.sampling.draws import Draw
@@ -89,12 +90,14 @@ def test_an_error_in_the_middle_leaves_nothing_behind() -> None:
     targets = torch.arange(5)
     frontier = sampler.start(targets)
 
-    def fail(kernel: Any, *args: Any) -> None:
+    def fail(
+        kernel: Any, grid: tuple[int, ...], args: Sequence[Any], constants: Mapping[str, Any], writes: Sequence[Tensor]
+    ) -> None:
         if kernel.__name__ == "place_kernel":
             raise RuntimeError("out of memory")
-        before(kernel, *args)
+        before(kernel, grid, args, constants, writes)
 
-    before: Launcher = set_launcher(fail)
+    before = set_launcher(fail)
     try:
         with pytest.raises(RuntimeError, match="out of memory"):
             frontier.sample_layer(1, 4)
