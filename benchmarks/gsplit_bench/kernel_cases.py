@@ -9,7 +9,7 @@ import inspect
 import re
 import subprocess
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +30,13 @@ _WAVEFRONT = 64
 
 @dataclass(frozen=True)
 class Case:
-    """A kernel with the types of its arguments, in order, its constants, and the warps of a program."""
+    """A kernel with the types of its arguments, in order, its constants, and other options than Triton's defaults."""
 
     name: str
     kernel: Any
     types: str
     constants: dict[str, Any]
-    num_warps: int = 4
+    options: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -84,13 +84,15 @@ def _attention(name: str, kernel: Any, v2: bool, dtype: str, width: int) -> Case
     constants = {"V2": v2, "ONE_ROW": False, "HAS_EDGE": True, "HAS_KEEP": True, **edge_tile(width, _TORCH[dtype])}
     constants |= {name: True for name in ("WANTS_EDGE", "WANTS_VALUES") if name in kernel.arg_names}
     names = [n for n in kernel.arg_names if n not in constants]
-    return Case(f"{name}, width {width}", kernel, " ".join(known.get(n, f"*{dtype}") for n in names), constants, 1)
+    types = " ".join(known.get(n, f"*{dtype}") for n in names)
+    return Case(f"{name}, width {width}", kernel, types, constants, {"num_warps": 1, "enable_fp_fusion": False})
 
 
 def _sums(name: str, pointer: str, width: int, *, weighted: bool) -> Case:
     what = "weighted sums" if weighted else "sums"
     types = f"*i64 *i64 *fp32 {pointer} i32 {pointer}"
-    return Case(f"{what}, {name}, width {width}", sums.sum_kernel, types, {"WEIGHTED": weighted, **sum_tile(width)}, 1)
+    constants = {"WEIGHTED": weighted, **sum_tile(width)}
+    return Case(f"{what}, {name}, width {width}", sums.sum_kernel, types, constants, {"num_warps": 1})
 
 
 _INDICES = ("indptr", "src_rows", "edges", "dst_rows")
@@ -154,8 +156,7 @@ def _source(case: Case) -> ASTSource:
 
 def compile_case(case: Case, capability: int) -> Usage:
     """Compile a kernel for a compute capability (80 is sm_80) to machine code, and read what it takes."""
-    options = {"num_warps": case.num_warps}
-    compiled = triton.compile(_source(case), target=GPUTarget("cuda", capability, _WARP), options=options)
+    compiled = triton.compile(_source(case), target=GPUTarget("cuda", capability, _WARP), options=case.options)
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
@@ -173,7 +174,7 @@ def compile_case(case: Case, capability: int) -> Usage:
 def compile_for_amd(case: Case, architecture: str = "gfx942") -> Usage:
     """Compile a kernel for a GPU of AMD (gfx942 is MI300), and read vector registers and spilled ones of a thread."""
     target = GPUTarget("hip", architecture, _WAVEFRONT)
-    compiled = triton.compile(_source(case), target=target, options={"num_warps": case.num_warps})
+    compiled = triton.compile(_source(case), target=target, options=case.options)
     listing = compiled.asm["amdgcn"]
 
     def read(name: str) -> int:

@@ -325,6 +325,9 @@ def _shared(inputs: AttentionInputs, options: AttentionOptions) -> tuple[list[Te
         "HAS_KEEP": options.keep is not None,
         **edge_tile(values.size(2), values.dtype),
         "num_warps": 1,  # a tile is 1 KiB: more warps would only wait for each other
+        # a fused product is rounded in one thread and not in another: copies of a sum would differ in the last bit, and
+        # where threads share it through memory, which copy is used is not defined
+        "enable_fp_fusion": False,
     }
     return [values, *tensors, keep, *reals, inputs.dst_terms.size(1), values.size(2)], constants
 
