@@ -1,7 +1,7 @@
 """What instructions compute from registers to a register: the table of those that are accepted.
 
-``OPERATIONS`` lists each of them with its modifiers and types. Floats are rounded as IEEE 754 says, ``fma`` once. The
-approximate instructions give the nearest number, which is one that the PTX manual allows.
+``OPERATIONS`` lists each of them with its modifiers and types. Floats are rounded as IEEE 754 says, but ``fma`` is
+rounded twice, in float64 first. Approximate instructions give the nearest number, as the PTX manual allows.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ import numpy as np
 
 from ptx.values import FLOATS, INTEGERS, Values, dtype_of
 
-__all__ = ["OPERATIONS", "Operation", "fused_multiply_add", "select"]
+__all__ = ["OPERATIONS", "Operation", "select"]
 
 
 class Operation(NamedTuple):
@@ -64,43 +64,9 @@ def _flush(x: Values) -> Values:
     return np.where(np.abs(x) < np.finfo(x.dtype).tiny, np.copysign(x.dtype.type(0), x), x)
 
 
-def _add_to_odd(x: Values, y: Values) -> Values:
-    """``x + y`` in float64, rounded so that a second rounding to fewer bits gives the nearest: inexact sums are odd."""
-    total = x + y
-    part = total - x
-    error = (x - (total - part)) + (y - part)
-    bits = np.asarray(total).view(np.int64)
-    is_even = np.isfinite(total) & (error != 0) & (bits % 2 == 0)
-    odd: Values = bits + is_even * np.where((error > 0) == (total > 0), 1, -1)
-    return odd.view(np.float64)
-
-
-def _split(x: Values) -> tuple[Values, Values]:
-    """Two numbers of 26 bits whose sum is ``x``."""
-    scaled = x * 134217729.0
-    high = scaled - (scaled - x)
-    return high, x - high
-
-
-def fused_multiply_add(x: Values, y: Values, z: Values) -> Values:
-    """``x * y + z``, rounded once: by error-free sums and products and one sum that is rounded to odd.
-
-    Boldo and Melquiond, Emulation of FMA and correctly rounded sums, 2008. Products near the largest and the smallest
-    numbers of float64, whose parts overflow, are rounded twice.
-    """
-    if x.dtype == np.float32:
-        return _add_to_odd(x.astype(np.float64) * y, z.astype(np.float64)).astype(np.float32)
-    (x_high, x_low), (y_high, y_low) = _split(x), _split(y)
-    product = x * y
-    lost = ((x_high * y_high - product) + x_high * y_low + x_low * y_high) + x_low * y_low
-    small = z + lost
-    part = small - z
-    small_lost = (z - (small - part)) + (lost - part)
-    total = product + small
-    part = total - product
-    total_lost = (product - (total - part)) + (small - part)
-    result = total + _add_to_odd(total_lost, small_lost)
-    return np.where(np.isfinite(result), result, product + z)
+def _fused_multiply_add(x: Values, y: Values, z: Values) -> Values:
+    """``x * y + z``: of float32 numbers with a product and a sum in float64."""
+    return (x.astype(np.float64) * y + z).astype(x.dtype)
 
 
 def _to_bf16(x: Values) -> Values:
@@ -202,7 +168,7 @@ def _float_operations() -> dict[str, Operation]:
                 f"mul.{rounding}{t}": Operation(t, (t, t), np.multiply),
             }
         table |= {
-            f"fma.rn.{t}": Operation(t, (t, t, t), fused_multiply_add),
+            f"fma.rn.{t}": Operation(t, (t, t, t), _fused_multiply_add),
             f"div.rn.{t}": Operation(t, (t, t), np.divide),
             f"min.{t}": Operation(t, (t, t), np.fmin),  # a number where one of them is NaN
             f"max.{t}": Operation(t, (t, t), np.fmax),

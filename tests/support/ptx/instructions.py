@@ -10,8 +10,8 @@ from itertools import product
 import numpy as np
 
 from ptx.arithmetic import OPERATIONS, Operation, select
-from ptx.machine import FINISHED, Execute, Kernel, Lanes, Machine
-from ptx.memory import WARP, KernelError
+from ptx.machine import FINISHED, WARP, Execute, Kernel, Lanes, Machine
+from ptx.memory import Addresses
 from ptx.module import Address, Instruction, Module, Operand
 from ptx.values import FLOATS, INTEGERS, Values, constant, dtype_of, width_of
 
@@ -52,10 +52,9 @@ def _return(machine: Machine, lanes: Lanes) -> None:
 
 
 def _wait_for_program(machine: Machine, lanes: Lanes, barrier: Operand, *threads: Operand) -> None:
-    """A barrier of all threads of a program that have not returned; they have all come."""
+    """A barrier of all threads of a program that have not returned: the machine has waited for them."""
     if barrier != "0" or threads:
         _refuse("bar.sync", barrier, *threads)
-    machine.shared.pass_barrier(np.unique(lanes.numbers // machine.module.num_threads))
 
 
 def _wait_for_warp(machine: Machine, lanes: Lanes, members: Operand) -> None:
@@ -70,28 +69,16 @@ def _load_parameter(name: str, machine: Machine, lanes: Lanes, destination: Oper
     machine.write(lanes, destination, name, constant(str(machine.arguments[source.base]), name))
 
 
-def _load(name: str, machine: Machine, lanes: Lanes, destination: Operand, source: Operand) -> None:
-    targets = _words(destination)
-    words = machine.memory.load(machine.addresses(lanes, source), width_of(name) // 8, len(targets))
+def _load(space: str, name: str, machine: Machine, lanes: Lanes, destination: Operand, source: Operand) -> None:
+    targets, addresses = _words(destination), machine.addresses(lanes, source, space)
+    words = machine.memories[space].load(addresses, width_of(name) // 8, len(targets))
     for target, values in zip(targets, words, strict=True):
         machine.write(lanes, target, name, values)
 
 
-def _store(name: str, machine: Machine, lanes: Lanes, destination: Operand, source: Operand) -> None:
+def _store(space: str, name: str, machine: Machine, lanes: Lanes, destination: Operand, source: Operand) -> None:
     words = [machine.read(lanes, word, name) for word in _words(source)]
-    machine.memory.store(machine.addresses(lanes, destination), words)
-
-
-def _load_shared(name: str, machine: Machine, lanes: Lanes, destination: Operand, source: Operand) -> None:
-    targets = _words(destination)
-    rows = machine.shared.load(lanes.numbers, machine.addresses(lanes, source), len(targets) * width_of(name) // 8)
-    for target, values in zip(targets, rows.view(dtype_of(name)).T, strict=True):
-        machine.write(lanes, target, name, values)
-
-
-def _store_shared(name: str, machine: Machine, lanes: Lanes, destination: Operand, source: Operand) -> None:
-    rows = np.stack([machine.read(lanes, word, name) for word in _words(source)], axis=1)
-    machine.shared.store(lanes.numbers, machine.addresses(lanes, destination), rows.view(np.uint8))
+    machine.memories[space].store(machine.addresses(lanes, destination, space), words)
 
 
 def _move(name: str, machine: Machine, lanes: Lanes, destination: Operand, source: Operand) -> None:
@@ -118,9 +105,9 @@ def _update(
     change: Callable[..., Values], name: str, machine: Machine, lanes: Lanes, destination: Operand, *sources: Operand
 ) -> None:
     """An atomic: ``change(found, *values)`` takes the place of what is found."""
-    addresses = machine.addresses(lanes, sources[0])
+    addresses = machine.addresses(lanes, sources[0], "global")
     values = [machine.read(lanes, source, name) for source in sources[1:]]
-    found = machine.memory.update(
+    found = machine.memories["global"].update(
         addresses, dtype_of(name), lambda old, threads: change(old, *(value[threads] for value in values))
     )
     machine.write(lanes, destination, name, found)
@@ -147,27 +134,25 @@ def _reduce(reduce: Callable[..., Values], name: str, machine: Machine, lanes: L
     machine.write(lanes, destination, name, np.repeat(reduce(values, axis=1), WARP))
 
 
-def _matrix_addresses(machine: Machine, lanes: Lanes, operand: Operand, number: int) -> Values:
+def _matrix_addresses(machine: Machine, lanes: Lanes, operand: Operand, number: int) -> Addresses:
     """Of the 4 bytes per lane of a matrix of 8 rows of 16 bytes: lane i has the address of row i, and a part of row
     i // 4. Lanes 8 and more have the rows of the next matrices."""
     position = lanes.positions_in_warps()
     first = np.arange(position.size) - position
-    rows: Values = machine.addresses(lanes, operand)[first + 8 * number + position // 4]
-    if (rows % np.uint64(16)).any():
-        raise KernelError("misaligned row of a matrix")
+    rows: Addresses = machine.addresses(lanes, operand, "shared")[first + 8 * number + position // 4]
     return rows + (position % 4 * 4).astype(np.uint64)
 
 
 def _load_matrix(machine: Machine, lanes: Lanes, destination: Operand, source: Operand) -> None:
     for number, target in enumerate(_words(destination)):
-        rows = machine.shared.load(lanes.numbers, _matrix_addresses(machine, lanes, source, number), 4)
-        machine.write(lanes, target, "b32", rows.view(np.uint32)[:, 0])
+        (words,) = machine.memories["shared"].load(_matrix_addresses(machine, lanes, source, number), 4, 1)
+        machine.write(lanes, target, "b32", words)
 
 
 def _store_matrix(machine: Machine, lanes: Lanes, destination: Operand, source: Operand) -> None:
     for number, word in enumerate(_words(source)):
-        rows = np.ascontiguousarray(machine.read(lanes, word, "b32"))[:, None].view(np.uint8)
-        machine.shared.store(lanes.numbers, _matrix_addresses(machine, lanes, destination, number), rows)
+        addresses = _matrix_addresses(machine, lanes, destination, number)
+        machine.memories["shared"].store(addresses, [machine.read(lanes, word, "b32")])
 
 
 _BITS = ("b8", "b16", "b32", "b64")
@@ -182,10 +167,13 @@ INSTRUCTIONS: dict[str, Execute] = {
     "bar.sync": _wait_for_program,
     "bar.warp.sync": _wait_for_warp,
     **{f"ld.param.{t}": partial(_load_parameter, t) for t in ("b32", "b64", *INTEGERS)},
-    **{f"ld.global.{v}{t}": partial(_load, t) for v, t in product(_VECTORS, _BITS)},
-    **{f"st.global.{v}{t}": partial(_store, t) for v, t in product(_VECTORS, _BITS)},
-    **{f"ld.{space}.{v}{t}": partial(_load_shared, t) for space, v, t in product(_SHARED, _VECTORS, _BITS)},
-    **{f"st.{space}.{v}{t}": partial(_store_shared, t) for space, v, t in product(_SHARED, _VECTORS, _BITS)},
+    **{f"ld.global.{v}{t}": partial(_load, "global", t) for v, t in product(_VECTORS, (*_BITS, *INTEGERS))},
+    **{f"st.global.{v}{t}": partial(_store, "global", t) for v, t in product(_VECTORS, _BITS)},
+    **{
+        f"ld.{shared}.{v}{t}": partial(_load, "shared", t)
+        for shared, v, t in product(_SHARED, _VECTORS, (*_BITS, *INTEGERS))
+    },
+    **{f"st.{shared}.{v}{t}": partial(_store, "shared", t) for shared, v, t in product(_SHARED, _VECTORS, _BITS)},
     **{f"atom.global.gpu.acq_rel.min.{t}": partial(_update, np.minimum, t) for t in ("s32", "u32", "s64", "u64")},
     **{f"atom.global.acq_rel.gpu.cas.{t}": partial(_update, _swap, t) for t in ("b32", "b64")},
     "shfl.sync.bfly.b32": partial(_shuffle, np.bitwise_xor),

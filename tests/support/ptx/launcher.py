@@ -10,6 +10,7 @@ import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,30 +21,13 @@ from triton.runtime.driver import driver
 from gsplit.kernels.triton.launch import set_launcher
 from ptx.instructions import prepare_kernel
 from ptx.machine import Kernel, Machine
-from ptx.memory import GlobalMemory
+from ptx.memory import CheckedMemory
 from ptx.module import parse_module
 
 __all__ = ["CompiledLauncher", "compiled_kernels", "run_programs"]
 
 _MOST_LANES = 1 << 15
 """That run together: numpy's arrays of all lanes should stay in the caches of a core."""
-
-
-class _AbsentGpu:
-    """What Triton's JIT asks of a driver before it compiles."""
-
-    def __init__(self, capability: int) -> None:
-        self.capability = capability
-
-    def get_current_device(self) -> int:
-        """The JIT has a table of kernels per device: here one per capability."""
-        return self.capability
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", self.capability, 32)
 
 
 class CompiledLauncher:
@@ -53,8 +37,12 @@ class CompiledLauncher:
     """
 
     def __init__(self, capability: int, seed: int = 0) -> None:
-        self.capability = capability
-        self.seed = seed
+        self._seed = seed
+        self._gpu = SimpleNamespace(  # what Triton's JIT asks of a driver; it keeps kernels by device
+            get_current_device=lambda: capability,
+            get_current_stream=lambda device: 0,
+            get_current_target=lambda: GPUTarget("cuda", capability, 32),
+        )
         self._launches = itertools.count()
         self._prepared: dict[str, Kernel] = {}
         self._compiling = threading.Lock()
@@ -73,13 +61,13 @@ class CompiledLauncher:
             for name, value in zip(kernel.arg_names, args, strict=False)
             if compiled.src.signature[name] != "constexpr"
         ]
-        rng = np.random.default_rng([self.seed, next(self._launches)])
+        rng = np.random.default_rng([self._seed, next(self._launches)])
         run_programs(self._prepared[compiled.hash], grid, kept, writes, compiled.metadata.shared, rng)
 
     def _compile(self, kernel: Any, grid: tuple[int, ...], args: Sequence[Any], constants: Mapping[str, Any]) -> Any:
         with self._compiling:
             before = driver._active
-            driver.set_active(_AbsentGpu(self.capability))
+            driver.set_active(self._gpu)
             try:
                 compiled = kernel.warmup(*args, grid=grid, **constants)
             finally:
@@ -98,7 +86,7 @@ def run_programs(
     rng: np.random.Generator,
 ) -> None:
     """Execute all programs of a grid. ``args``: those of PTX, without the last ones, which are for profilers."""
-    memory = GlobalMemory([value for value in args if isinstance(value, Tensor)], writes, rng)
+    memory = CheckedMemory([value for value in args if isinstance(value, Tensor)], writes, rng, may_race=True)
     arguments = dict.fromkeys(kernel.module.parameters, 0)
     for name, value in zip(kernel.module.parameters, args, strict=False):
         arguments[name] = value.data_ptr() if isinstance(value, Tensor) else int(value)

@@ -9,16 +9,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from ptx.memory import SHARED_BASE, WARP, GlobalMemory, KernelError, SharedMemory
+from ptx.memory import Addresses, CheckedMemory, KernelError
 from ptx.module import Address, Instruction, Module, Operand
 from ptx.values import Values, bits_of, constant, dtype_of
 
-__all__ = ["FINISHED", "Execute", "Kernel", "Lanes", "Machine"]
+__all__ = ["FINISHED", "WARP", "Execute", "Kernel", "Lanes", "Machine"]
 
+WARP = 32
 FINISHED = 1 << 30
 """The block before which lanes stand that have returned."""
+_SHARED = 1024
+"""The address of shared memory; not 0, so that a register without an address does not lead there."""
+_GAP = 16
+"""Bytes between the shared memories of programs, at least: the largest access."""
 _UNDEFINED = 0xA5A5A5A5A5A5A5A5
 """What a register holds before it is written."""
 
@@ -68,7 +74,7 @@ class Machine:
         grid: tuple[int, int, int],
         programs: NDArray[np.int64],
         arguments: Mapping[str, int],
-        memory: GlobalMemory,
+        memory: CheckedMemory,
         shared_bytes: int,
         rng: np.random.Generator,
     ) -> None:
@@ -76,8 +82,9 @@ class Machine:
         self.module = kernel.module
         self.blocks = kernel.blocks
         self.arguments = arguments
-        self.memory = memory
-        self.shared = SharedMemory(programs.size, num_threads, shared_bytes, rng)
+        self._shared_bytes = torch.from_numpy(rng.integers(0, 256, (programs.size, shared_bytes + _GAP), np.uint8))
+        shared = self._shared_bytes[:, :shared_bytes]
+        self.memories = {"global": memory, "shared": CheckedMemory(shared, shared, rng, may_race=False)}
         self.all_lanes = Lanes(slice(None), np.arange(programs.size * num_threads))
         self.block_of = np.zeros(programs.size * num_threads, np.int64)
         self.registers: dict[str, Values] = {}
@@ -90,7 +97,7 @@ class Machine:
             "%nctaid.x": np.full_like(program, grid[0]),
             "%nctaid.y": np.full_like(program, grid[1]),
             "%nctaid.z": np.full_like(program, grid[2]),
-            "global_smem": np.full_like(program, SHARED_BASE),
+            "global_smem": np.full_like(program, _SHARED),
         }
 
     def run(self) -> None:
@@ -162,9 +169,17 @@ class Machine:
                 values = values.astype(f"i{register.itemsize}")
             register[lanes.index] = bits_of(values)
 
-    def addresses(self, lanes: Lanes, operand: Operand) -> NDArray[np.uint64]:
-        """One per lane."""
+    def addresses(self, lanes: Lanes, operand: Operand, space: str) -> Addresses:
+        """Where the lanes find something in ``memories[space]``."""
         if not isinstance(operand, Address):
             raise NotImplementedError(f"PTX address {operand}")
         width = self.module.widths.get(operand.base, 64)
-        return self.read(lanes, operand.base, f"u{width}").astype(np.uint64) + np.uint64(operand.offset % (1 << 64))
+        addresses = self.read(lanes, operand.base, f"u{width}").astype(np.uint64) + np.uint64(
+            operand.offset % (1 << 64)
+        )
+        if space == "global":
+            return addresses
+        place = addresses - np.uint64(_SHARED)
+        program = (lanes.numbers // self.module.num_threads).astype(np.uint64)
+        start = np.uint64(self._shared_bytes.data_ptr()) + program * np.uint64(self._shared_bytes.size(1))
+        return np.where(place < self._shared_bytes.size(1), start + place, np.uint64(0))

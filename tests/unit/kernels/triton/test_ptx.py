@@ -1,16 +1,13 @@
 """The interpreter of compiled kernels finds planted mistakes, raises at what it does not know, and computes exactly."""
 
 from collections.abc import Sequence
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from planted_kernels import copy_from_kernel, scale_kernel, sine_kernel, take_kernel
-from ptx.arithmetic import OPERATIONS, fused_multiply_add
+from ptx.arithmetic import OPERATIONS
 from ptx.instructions import prepare_kernel
 from ptx.launcher import CompiledLauncher, run_programs
 from ptx.memory import KernelError
@@ -72,7 +69,7 @@ def test_a_misaligned_access_is_found() -> None:
     x, out = torch.randn(256), torch.empty(128)
     launch(copy_from_kernel, 1, (x, 4, out), (out,), BLOCK=128, num_warps=1)
     assert torch.equal(out, x[4:132])
-    with pytest.raises(KernelError, match="misaligned load of 16 bytes: 32 of 32 threads"):
+    with pytest.raises(KernelError, match="load of 16 bytes misaligned: 32 of 32 threads"):
         launch(copy_from_kernel, 1, (x, 3, out), (out,), BLOCK=128, num_warps=1)
 
 
@@ -157,48 +154,21 @@ def test_threads_that_wait_for_others_which_never_come_are_an_error() -> None:
         run_text("setp.lt.s32 %p1, %r1, 8; @%p1 bra $out; bar.sync 0; $out: bar.sync 0;", numbers())
 
 
-@pytest.mark.parametrize("has_barrier", [True, False])
-def test_warps_read_what_others_have_stored_after_a_barrier_only(has_barrier: bool) -> None:
-    """Thread i reads the number of thread 63 - i."""
-    body = f"""
+def test_warps_read_what_others_have_stored_before_a_barrier() -> None:
+    """Thread i reads the number of thread 63 - i; too little memory is found."""
+    body = """
 	shl.b32 %r2, %r1, 2;
 	mov.b32 %r3, global_smem;
-	add.s32 %r3, %r3, %r2;
-	st.shared.b32 [%r3], %r1;
-	{"bar.sync 0;" if has_barrier else ""}
-	mov.b32 %r4, global_smem;
-	sub.s32 %r4, %r4, %r2;
+	add.s32 %r4, %r3, %r2;
+	st.shared.b32 [%r4], %r1;
+	bar.sync 0;
+	sub.s32 %r4, %r3, %r2;
 	ld.shared.b32 %r5, [%r4 + 252];
 	st.global.b32 [%rd2], %r5;
 	"""
-    if has_barrier:
-        assert run_text(body, numbers(), 256).tolist() == list(range(63, -1, -1))
-        with pytest.raises(
-            KernelError, match="shared store of 4 bytes out of bounds: 32 of 64 threads, such as byte 128"
-        ):
-            run_text(body, numbers(), 128)
-    else:
-        with pytest.raises(KernelError, match="loads what another warp has stored with no barrier between"):
-            run_text(body, numbers(), 256)
-
-
-finite = st.floats(allow_nan=False, allow_infinity=False)
-
-
-@given(
-    st.tuples(*[st.floats(-(2.0**200), 2.0**200)] * 3) | st.tuples(*[finite] * 3).map(lambda x: (*x[:2], -x[0] * x[1]))
-)
-def test_a_fused_multiply_add_is_rounded_once(numbers: tuple[float, float, float]) -> None:
-    for dtype in (np.float32, np.float64):
-        with np.errstate(all="ignore"):
-            x, y, z = (np.array([number]).astype(dtype) for number in numbers)
-            got = fused_multiply_add(x, y, z)[0]
-            if not np.isfinite([*x, *y, *z, x[0] * y[0], got]).all() or abs(x[0] * y[0]) < 1e-200:
-                continue  # parts of products near the largest and the smallest numbers are lost
-        exact = Fraction(float(x[0])) * Fraction(float(y[0])) + Fraction(float(z[0]))
-        error = abs(Fraction(float(got)) - exact)
-        for neighbor in (np.nextafter(got, dtype(-np.inf)), np.nextafter(got, dtype(np.inf))):
-            assert not np.isfinite(neighbor) or error <= abs(Fraction(float(neighbor)) - exact)
+    assert run_text(body, numbers(), 256).tolist() == list(range(63, -1, -1))
+    with pytest.raises(KernelError, match="st.shared.b32 .*: store of 4 bytes out of bounds: 32 of 64 threads"):
+        run_text(body, numbers(), 128)
 
 
 @pytest.mark.parametrize(
