@@ -6,6 +6,7 @@ Any other one raises NotImplementedError with its name when a kernel is prepared
 from collections.abc import Callable
 from functools import partial
 from itertools import product
+from typing import NoReturn
 
 import numpy as np
 
@@ -29,7 +30,7 @@ def _find(instruction: Instruction) -> Execute:
     return INSTRUCTIONS[instruction.mnemonic]
 
 
-def _refuse(what: str, *operands: Operand) -> None:
+def _refuse(what: str, *operands: Operand) -> NoReturn:
     raise NotImplementedError(f"PTX {what} with operands {', '.join(map(str, operands))}")
 
 
@@ -157,7 +158,7 @@ def _store_matrix(machine: Machine, lanes: Lanes, destination: Operand, source: 
 
 _BITS = ("b8", "b16", "b32", "b64")
 _VECTORS = ("", "v2.", "v4.")
-_SHARED = ("shared", "shared::cta")
+_SHARED_NAMES = ("shared", "shared::cta")
 INSTRUCTIONS: dict[str, Execute] = {
     **{name: partial(_compute, operation) for name, operation in OPERATIONS.items()},
     **{f"mov.{t}": partial(_move, t) for t in ("pred", "b16", "b32", "b64", *INTEGERS, *FLOATS)},
@@ -171,9 +172,9 @@ INSTRUCTIONS: dict[str, Execute] = {
     **{f"st.global.{v}{t}": partial(_store, "global", t) for v, t in product(_VECTORS, _BITS)},
     **{
         f"ld.{shared}.{v}{t}": partial(_load, "shared", t)
-        for shared, v, t in product(_SHARED, _VECTORS, (*_BITS, *INTEGERS))
+        for shared, v, t in product(_SHARED_NAMES, _VECTORS, (*_BITS, *INTEGERS))
     },
-    **{f"st.{shared}.{v}{t}": partial(_store, "shared", t) for shared, v, t in product(_SHARED, _VECTORS, _BITS)},
+    **{f"st.{shared}.{v}{t}": partial(_store, "shared", t) for shared, v, t in product(_SHARED_NAMES, _VECTORS, _BITS)},
     **{f"atom.global.gpu.acq_rel.min.{t}": partial(_update, np.minimum, t) for t in ("s32", "u32", "s64", "u64")},
     **{f"atom.global.acq_rel.gpu.cas.{t}": partial(_update, _swap, t) for t in ("b32", "b64")},
     "shfl.sync.bfly.b32": partial(_shuffle, np.bitwise_xor),

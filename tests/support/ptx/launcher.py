@@ -36,6 +36,8 @@ class CompiledLauncher:
     ``capability``: 80 is sm_80. ``seed`` draws the orders of programs and of racing threads.
     """
 
+    _compiling = threading.Lock()  # the process has one driver
+
     def __init__(self, capability: int, seed: int = 0) -> None:
         self._seed = seed
         self._gpu = SimpleNamespace(  # what Triton's JIT asks of a driver; it keeps kernels by device
@@ -45,7 +47,6 @@ class CompiledLauncher:
         )
         self._launches = itertools.count()
         self._prepared: dict[str, Kernel] = {}
-        self._compiling = threading.Lock()
 
     def __call__(
         self,
@@ -56,11 +57,8 @@ class CompiledLauncher:
         writes: Sequence[Tensor],
     ) -> None:
         compiled = self._compile(kernel, grid, args, constants)
-        kept = [
-            value
-            for name, value in zip(kernel.arg_names, args, strict=False)
-            if compiled.src.signature[name] != "constexpr"
-        ]
+        named = zip(kernel.arg_names, args, strict=False)  # without the constants, which come last
+        kept = [value for name, value in named if compiled.src.signature[name] != "constexpr"]
         rng = np.random.default_rng([self._seed, next(self._launches)])
         run_programs(self._prepared[compiled.hash], grid, kept, writes, compiled.metadata.shared, rng)
 
@@ -90,13 +88,11 @@ def run_programs(
     arguments = dict.fromkeys(kernel.module.parameters, 0)
     for name, value in zip(kernel.module.parameters, args, strict=False):
         arguments[name] = value.data_ptr() if isinstance(value, Tensor) else int(value)
-    x, y, z = (*grid, 1, 1)[:3]
-    sizes = (x, y, z)
-    order = rng.permutation(math.prod(sizes))
+    order = rng.permutation(math.prod(grid))
     at_once = max(1, _MOST_LANES // kernel.module.num_threads)
     for group in np.split(order, rng.integers(0, order.size + 1, 1)):
         for start in range(0, group.size, at_once):
-            Machine(kernel, sizes, group[start : start + at_once], arguments, memory, shared_bytes, rng).run()
+            Machine(kernel, (*grid, 1, 1), group[start : start + at_once], arguments, memory, shared_bytes, rng).run()
 
 
 @contextmanager

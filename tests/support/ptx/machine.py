@@ -71,7 +71,7 @@ class Machine:
     def __init__(
         self,
         kernel: Kernel,
-        grid: tuple[int, int, int],
+        grid: tuple[int, ...],
         programs: NDArray[np.int64],
         arguments: Mapping[str, int],
         memory: CheckedMemory,
@@ -174,9 +174,8 @@ class Machine:
         if not isinstance(operand, Address):
             raise NotImplementedError(f"PTX address {operand}")
         width = self.module.widths.get(operand.base, 64)
-        addresses = self.read(lanes, operand.base, f"u{width}").astype(np.uint64) + np.uint64(
-            operand.offset % (1 << 64)
-        )
+        base = self.read(lanes, operand.base, f"u{width}").astype(np.uint64)
+        addresses: Addresses = base + np.uint64(operand.offset % (1 << 64))
         if space == "global":
             return addresses
         place = addresses - np.uint64(_SHARED)

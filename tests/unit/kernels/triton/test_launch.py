@@ -1,5 +1,7 @@
 """Where Triton runs, and that every launch goes through the launcher in place."""
 
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -51,3 +53,16 @@ def test_without_another_launcher_the_kernel_is_called_on_its_grid() -> None:
     kernel = _Kernel()
     launch(kernel, (2,), (5, 6), {"B": 4}, ())
     assert kernel.calls == [((2,), (5, 6), {"B": 4})]
+
+
+def test_the_host_never_imports_triton() -> None:
+    code = (
+        "import sys, torch, numpy as np; from gsplit.nn.dropout import keyed_dropout;"
+        "from gsplit.sampling.neighbor import make_sampler; from gsplit.graph.graph import Graph;"
+        "import gsplit.minibatch.shuffle;"
+        "keyed_dropout(torch.ones(2, 2), torch.arange(2), 0.5);"
+        "make_sampler(Graph(np.array([0, 0]), np.array([], int), 1), np.array([], int), torch.device('cpu'));"
+        "print('triton' in sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
+    assert found.stdout.strip() == "False"
