@@ -7,7 +7,7 @@ Tensors are tiny (16 targets, rows of 4 numbers, 3 layers, fanout 2), so that al
 and torch's dispatcher: on a GPU this is the least time of a step, whatever the device does. Batches are made ahead on
 the host; a step is ``TrainingStep.add`` and ``finish`` with telemetry. Two source trees take their turns in one run, as
 in ``compare_versions``, 20 steps at a time. On the simulated device launches, copies and waits of a step are counted by
-stage, with Triton's kernels in the interpreter; there Adam is torch's loop over parameters, on CUDA it is fused.
+stage, with kernels in Triton's interpreter; there Adam is torch's loop over parameters, on CUDA it is fused.
 """
 
 import argparse

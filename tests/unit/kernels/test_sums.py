@@ -1,4 +1,4 @@
-"""Sums over edges by torch's operations; the kernel beside them is tested in Triton's interpreter."""
+"""Sums over edges by torch's operations; the kernel beside them is tested in triton/test_row_kernels.py."""
 
 import torch
 

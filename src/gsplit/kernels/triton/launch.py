@@ -1,7 +1,7 @@
 """The one place that starts a Triton kernel.
 
 Imports without the triton library. The launcher can be replaced, so that a simulated device can unwrap its tensors,
-count the launch, check for races and let Triton's interpreter run the kernel.
+count the launch, check for races and have the kernel run on the host.
 """
 
 from collections.abc import Mapping, Sequence

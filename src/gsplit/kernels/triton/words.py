@@ -1,8 +1,7 @@
 """Keyed randomness inside kernels: ``keys.scalar`` on uint64 tensors, bit for bit, and 64-bit arguments.
 
 A 64-bit argument goes to a kernel as two signed 32-bit halves. So its type does not depend on its value, which would
-compile a kernel again, and a float64 keeps all its bits, where a float argument would become a float32 (but stay a
-double in the interpreter: a difference that no test there would show).
+compile a kernel again, and a float64 keeps all its bits, where a float argument would become a float32.
 """
 
 import struct

@@ -6,7 +6,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from same_bits import assert_same_bits
 
@@ -122,6 +122,7 @@ def test_sums_over_edges_are_those_of_a_dense_matrix(counts: list[int], width: i
     st.integers(0, 9),
     st.integers(0, 2**16),
 )
+@example(num_rows=6, num_sent=3, row_shape=(5,), num_dst=1, seed=0)
 @FEW
 def test_spread_and_merge_are_the_hosts_bit_for_bit(
     dtype: str, num_rows: int, num_sent: int, row_shape: tuple[int, ...], num_dst: int, seed: int
