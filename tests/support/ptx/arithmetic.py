@@ -42,8 +42,10 @@ def select(x: Values, y: Values, is_first: Values) -> Values:
 
 
 def _extract_bits(x: Values, first: Values, count: Values) -> Values:
-    """Bits ``first`` to ``first + count - 1``, which are all inside, as a number with or without a sign."""
+    """Bits ``first`` to ``first + count - 1`` as a number with or without a sign."""
     width = np.uint32(8 * x.dtype.itemsize)
+    if (first + count > width).any():
+        raise NotImplementedError("PTX instruction bfe beyond the last bit")
     return _shift_right(_shift_left(x, width - count - first), width - count)
 
 

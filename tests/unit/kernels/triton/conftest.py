@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-_NEED_TRITON = ["test_attention_kernels.py", "test_compiled.py", "test_ptx.py", "test_row_kernels.py"]
-_NEED_TRITON += ["test_large_arrays.py", "test_sampling_kernels.py"]
+_NEED_TRITON = ["test_compiled.py", "test_interpreted.py", "test_large_arrays.py", "test_ptx.py", "test_*_kernels.py"]
 
 
 def _has_triton() -> bool:
@@ -18,7 +17,7 @@ def _has_triton() -> bool:
         return False
 
 
-collect_ignore = [] if _has_triton() else _NEED_TRITON
+collect_ignore_glob = [] if _has_triton() else _NEED_TRITON
 
 
 @pytest.fixture(params=[75, 80, 90], ids="sm_{}".format)

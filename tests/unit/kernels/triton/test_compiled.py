@@ -17,7 +17,7 @@ def test_no_kernel_spills_or_takes_too_many_registers(capability: int) -> None:
     for case in CASES:
         usage = compile_case(case, capability)
         assert usage.stack_bytes == usage.local_bytes == 0, case.name
-        assert usage.registers <= (96 if case.name.startswith("GAT") else 76), case.name  # at 96 an SM has 21 warps
+        assert usage.registers <= (104 if case.name.startswith("GAT") else 76), case.name  # at 104 an SM has 19 warps
 
 
 @pytest.mark.weekly
