@@ -1,0 +1,29 @@
+"""Commands of the exactness harness.
+
+    python -m tests.exactness cover            find the covering array anew, after an option or a refusal has changed
+    python -m tests.exactness record [FILE]    write the golden record, or another one to compare with it
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.exactness.cover import write_covering_cases
+from tests.exactness.graphs import write_stores
+from tests.exactness.record import RECORD, write_record
+
+
+def main(words: list[str]) -> None:
+    match words:
+        case ["cover"]:
+            write_covering_cases()
+        case ["record", *path]:
+            with tempfile.TemporaryDirectory() as folder:
+                write_stores(Path(folder))
+                write_record(Path(path[0]) if path else RECORD, Path(folder))
+        case _:
+            raise SystemExit(__doc__)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
