@@ -1,9 +1,11 @@
 """The commands of ``python -m gsplit_bench``: what they print and refuse."""
 
+import inspect
 import json
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import typer.main
 from typer.testing import CliRunner
 
 from gsplit.cli import main
-from gsplit_bench import commands, exactness, exactness_tasks
+from gsplit_bench import exactness, exactness_tasks
 from gsplit_bench.commands import _SCRIPTS, app
 
 
@@ -36,10 +38,12 @@ def test_the_package_is_a_command() -> None:
     assert listed == set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 
 
-def test_partition_compares(store: Path) -> None:
+def test_partition_compares(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = ["--fanout", "3,3", "--batch-size", "64", "--epochs", "3", "--parts", "2", "--parts", "4"]
     cases = ["--case", "gsplit:metis", "--case", "random:random", "--case", "edge:mtkahypar"]
-    done = _run("partition", store, *small, *cases, "--json")
+    figure = tmp_path / "f.png"
+    done = _run("partition", store, *small, *cases, "--json", "--figure", figure)
+    assert figure.read_bytes().startswith(b"\x89PNG") and figure.stat().st_size > 10_000
     rows = json.loads(done.stdout)["rows"]
     assert [(row["parts"], row["objective"]) for row in rows] == [
         (parts, objective) for parts in (2, 4) for objective in ("gsplit", "random", "edge")
@@ -70,6 +74,9 @@ def test_partition_compares(store: Path) -> None:
     assert screen.returncode == 2 and "--case: expected objective:solver" in screen.stderr
     screen = _run("partition", store, *small[:-2], "--case", "gsplit:metis")
     assert screen.returncode == 0 and "2 gsplit metis" in screen.stdout
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    refused = _run("partition", store, "--parts", "2", "--figure", figure)
+    assert refused.returncode != 0 and "gsplit[report]" in refused.stderr
 
 
 def test_commands_print_their_keys() -> None:
@@ -154,9 +161,14 @@ def test_tasks_are_chosen_and_recorded(tmp_path: Path, monkeypatch: pytest.Monke
     assert "task: expected one of samplers" in _run("exactness-tasks", "--task", "dreams").stderr
 
 
-def test_every_command_that_reads_its_own_arguments_is_there() -> None:
+def test_every_command_that_reads_its_own_arguments_can_be_called(capsys: pytest.CaptureFixture[str]) -> None:
     for name, (place, _) in _SCRIPTS.items():
-        module, function = place.split(":")
-        path = Path(commands.__file__).with_name(f"{module}.py")
-        assert re.search(rf"^def {function}\(arguments: Sequence\[str\]\)", path.read_text(), re.M), name
+        module_name, function = place.split(":")
+        module = import_module(f"gsplit_bench.{module_name}")
+        main_function = getattr(module, function)
+        inspect.signature(main_function).bind([])
+        if hasattr(module, "argparse"):
+            with pytest.raises(SystemExit, match="0"):
+                main_function(["--help"])
+            assert "usage: " in capsys.readouterr().out, name
     assert "predicted / measured seconds per epoch" in _run("planner-paper").stdout
