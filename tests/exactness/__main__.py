@@ -2,6 +2,7 @@
 
     python -m tests.exactness cover            find the covering array anew, after an option or a refusal has changed
     python -m tests.exactness record [FILE]    write the golden record, or another one to compare with it
+    python -m tests.exactness grid OUT.json [GROUP ...]    train the whole grid, or some groups, and write a record
 """
 
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from tests.exactness.cover import write_covering_cases
 from tests.exactness.graphs import write_stores
+from tests.exactness.grid import GROUPS, MESHES, run_grid, write_grid
 from tests.exactness.record import RECORD, write_record
 
 
@@ -21,6 +23,10 @@ def main(words: list[str]) -> None:
             with tempfile.TemporaryDirectory() as folder:
                 write_stores(Path(folder))
                 write_record(Path(path[0]) if path else RECORD, Path(folder))
+        case ["grid", out, *groups] if set(groups) <= set(GROUPS):
+            with tempfile.TemporaryDirectory() as folder:
+                write_stores(Path(folder))
+                write_grid(Path(out), run_grid(Path(folder), groups or list(GROUPS), MESHES))
         case _:
             raise SystemExit(__doc__)
 

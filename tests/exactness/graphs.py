@@ -162,7 +162,9 @@ def seeds() -> tuple[Tensor, Tensor]:
 
 
 def partition_of(case: Case) -> Any:
-    """The part of every vertex, or of every vertex of a type, for a graph in memory."""
+    """The part of every vertex, or of every vertex of a type, for a graph in memory; None: ids stay as they are."""
+    if case.ownership == "original order":
+        return None
     data = make_data(case.types)
     if case.types == "one":
         return _parts(case, VERTICES, is_target=True)

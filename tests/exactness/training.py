@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch.nn import Module
 
 import gsplit
-from gsplit.distributed.comm.mesh import Mesh
+from gsplit.distributed.comm.mesh import Mesh, solo_mesh
 from tests.exactness.case import Case
 from tests.exactness.graphs import (
     PAIR_TYPE,
@@ -233,15 +233,28 @@ def _scores(case: Case, training: Training) -> dict[str, float]:
     return gsplit.evaluate(training.model, graph, f"{prefix}val", **features)
 
 
-def train_case(case: Case, mesh: Mesh, folder: Path | None) -> Run:
+class WrappedModels:
+    """Wrapped models with their first weights: to wrap a model takes longer than a case's training."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[Any, ...], tuple[Module, dict[str, torch.Tensor]]] = {}
+
+    def of(self, case: Case, mesh: Mesh, number: int) -> Module:
+        """The model of a case at its first weights. ``number``: of several that a case has."""
+        key = (case.task, case.types, case.model, case.values, case.dropout, case.jk, id(mesh), number)
+        if key not in self._kept:
+            graph = None if case.types == "one" else make_data(case.types)
+            model = gsplit.parallelize(make_model(case), mesh, graph=graph, verify_every=0)
+            self._kept[key] = model, copy.deepcopy(model.state_dict())
+        model, weights = self._kept[key]
+        model.load_state_dict(weights)
+        return model.train()
+
+
+def train_case(case: Case, mesh: Mesh, folder: Path | None, models: WrappedModels) -> Run:
     """Train a case on this mesh."""
     graph = _graph(case, mesh, folder)
-
-    def begin() -> Training:
-        typed = None if case.types == "one" else make_data(case.types)
-        return Training(case, mesh, gsplit.parallelize(make_model(case), mesh, graph=typed, verify_every=0), graph)
-
-    training = begin()
+    training = Training(case, mesh, models.of(case, mesh, 0), graph)
     run = Run()
     batches = training.batches()
     for step in range(STEPS):
@@ -249,7 +262,7 @@ def train_case(case: Case, mesh: Mesh, folder: Path | None) -> Run:
             assert folder is not None
             states = training.save(folder)
             batches.close()
-            training = begin()
+            training = Training(case, mesh, models.of(case, mesh, 1), graph)
             training.load(folder, states)
             batches = training.batches()
         training.step(next(batches), run)
@@ -265,6 +278,7 @@ def train_case(case: Case, mesh: Mesh, folder: Path | None) -> Run:
 def train_cases(mesh: Mesh, cases: list[Case], folder: Path) -> list[Run | str]:
     """Train cases on the meshes of one start of ranks; the error of a case in place of its result."""
     meshes: dict[str, Mesh] = {}
+    models = WrappedModels()
     found: list[Run | str] = []
     for case in cases:
         if case.device not in meshes:
@@ -273,7 +287,7 @@ def train_cases(mesh: Mesh, cases: list[Case], folder: Path) -> list[Run | str]:
                 device, sample_device=samples, replicas=case.num_replicas, timeout_s=120.0
             )
         try:
-            found.append(train_case(case, meshes[case.device], folder))
+            found.append(train_case(case, meshes[case.device], folder, models))
         except gsplit.InputError as error:
             found.append(str(error))
     return found
@@ -282,7 +296,7 @@ def train_cases(mesh: Mesh, cases: list[Case], folder: Path) -> list[Run | str]:
 @cache
 def reference(case: Case) -> Run:
     """What one process computes."""
-    return train_case(case.reference, gsplit.init("cpu"), None)
+    return train_case(case.reference, solo_mesh(), None, WrappedModels())
 
 
 def _distance(a: Any, b: Any) -> float:
