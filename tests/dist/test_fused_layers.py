@@ -11,7 +11,7 @@ from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit_bench.ranks import run_ranks
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, 2, pytest.param(3, marks=pytest.mark.weekly)])
 @pytest.mark.parametrize("ownership", ["in turn", "all on rank 0"])
 def test_loss_and_gradients_are_those_of_pyg(ranks: int, ownership: str) -> None:
     owner = [vertex % ranks if ownership == "in turn" else 0 for vertex in range(N)]

@@ -15,6 +15,7 @@ from gsplit.store.shard import host_range, write_shard
 from gsplit_bench.ranks import run_ranks
 
 FEATURES = 5
+on_ranks = pytest.mark.parametrize("num_ranks", [2, pytest.param(3, marks=pytest.mark.weekly)])
 STRATEGIES = ["split", "hybrid(1)", "data_cached", "data"]
 CASES = [
     *(Case(strategy) for strategy in STRATEGIES),
@@ -33,7 +34,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return gsplit.partition(plain, folder / "p.gsplit", 3, [3, 3], batch_size=40, solver="restream", epochs=1)
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@on_ranks
 def test_the_bits_are_those_of_an_exchange(num_ranks: int, store: Store) -> None:
     ahead = [replace(case, prefetch=2) for case in CASES]
     near = run_ranks(train_steps, num_ranks, [str(store.path)], [*CASES, *ahead])
@@ -51,7 +52,7 @@ def test_the_bits_are_those_of_an_exchange(num_ranks: int, store: Store) -> None
 
 
 @pytest.mark.parametrize(("dtype", "num_bytes"), [("float16", 2), ("bfloat16", 2), ("int8", 1)])
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@on_ranks
 def test_compressed_rows_are_decoded_to_the_bits_of_an_exchange(
     num_ranks: int, dtype: str, num_bytes: int, store: Store, tmp_path: Path
 ) -> None:
@@ -72,7 +73,7 @@ def test_compressed_rows_are_decoded_to_the_bits_of_an_exchange(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@on_ranks
 def test_inference_reads_the_rows_of_the_first_layer_in_place(
     num_ranks: int, dtype: str, store: Store, tmp_path: Path
 ) -> None:
@@ -85,7 +86,7 @@ def test_inference_reads_the_rows_of_the_first_layer_in_place(
         assert (exchanges, all_exchanges, of_encoded) == (1, 1 if num_ranks == 1 else 2, 2)
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3])
+@on_ranks
 def test_telemetry_counts_what_happened(num_ranks: int, store: Store) -> None:
     cases = [Case(), Case("data_cached"), Case(first="encoder"), Case(prints_on=0)]
     near = run_ranks(train_steps, num_ranks, [str(store.path)], cases)

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from inference_programs import infer_after_casts, infer_all, infer_through_private_maps
+from small_graph import VERTICES
 
 from gsplit.distributed.comm.mesh import solo_mesh
-from gsplit_bench.exactness import VERTICES
 from gsplit_bench.ranks import run_ranks
 
 KINDS = ["gat", "gcn", "pna"]

@@ -20,7 +20,7 @@ def _one_process() -> tuple[Any, Any, Any]:
     return learn_everything(solo_mesh())
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+@pytest.mark.parametrize("num_ranks", [2, *(pytest.param(n, marks=pytest.mark.weekly) for n in (3, 4))])
 def test_ranks_learn_what_one_process_learns(num_ranks: int) -> None:
     """In one start: processes are what costs."""
     want, want_accumulated, want_bf16 = _one_process()

@@ -21,11 +21,11 @@ from simulated_programs import (
     use_everything,
     violate_late,
 )
+from small_graph import OTHER_STRATEGIES, Case, TrainedCase, compare, train_cases
 from trainer_programs import device_fails
 from triton_process import triton_process
 
 from gsplit.run.models import MODELS
-from gsplit_bench.exactness import OTHER_STRATEGIES, Case, TrainedCase, compare, train_cases
 from gsplit_bench.ranks import RankFailedError, run_ranks
 from gsplit_bench.simulated import why_not_supported
 

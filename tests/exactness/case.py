@@ -38,10 +38,10 @@ class Case:
     """One training run.
 
     ``values``: whether the model takes stored values of edges. ``excluded``: the edges of pairs that leave the
-    mini-batch. ``ownership``: who owns what. ``tier``: where input rows come from. ``prefetch``: batches made ahead, and
-    threads. ``rows``: stored features, or an ``OwnedEmbedding``. ``resume``: in the middle everything is made anew, from
-    states. ``device``: where the model is, and what samples. ``mesh``: replicas x the ranks of each. ``jk``: of PyG's
-    models.
+    mini-batch. ``ownership``: who owns what. ``tier``: where input rows come from. ``prefetch``: batches made ahead,
+    and threads. ``rows``: stored features, or an ``OwnedEmbedding``. ``resume``: in the middle everything is made anew,
+    from states. ``device``: where the model is, and what samples. ``mesh``: replicas x the ranks of each. ``jk``: of
+    PyG's models.
     """
 
     task: str = "vertices"
@@ -104,7 +104,8 @@ def is_meaningful(case: Case) -> bool:
         case.model in _ONLY_ONE and case.types != "one",
         case.model in _ONLY_THREE and case.types == "one",
         case.model == "decoder" and not case.is_of_pairs,
-        case.types not in AXES["types"] and (case.is_of_pairs or case.model not in ("sage", "gat") or case.tier != "memory"),
+        case.types not in AXES["types"]
+        and (case.is_of_pairs or case.model not in ("sage", "gat") or case.tier != "memory"),
         case.is_of_pairs and case.types == "three" and case.model not in ("sage", "gat"),  # one row per type
         case.values == "stored" and case.model not in (_VALUES_OF_ONE if case.types == "one" else ("gat",)),
         case.model == "gine" and case.values == "none",
@@ -126,13 +127,15 @@ class Refused:
         return all(getattr(case, name) in values for name, values in self.when.items())
 
 
-_TYPES = {"types": ("three",)}
-_TIMES = {"times": ("uniform", "last")}
+_TYPES: dict[str, Collection[str]] = {"types": ("three",)}
+_TIMES: dict[str, Collection[str]] = {"times": ("uniform", "last")}
 _DRAWS = ("replace", "labor", "weighted", "weighted labor")
 _NOT_SPLIT = ("data", "data(owner)", "data_cached", "data_cached(strided)", "hybrid(1)", "hybrid(2)")
-_THREADS = {"prefetch": ("4 in 2 threads",)}
+_THREADS: dict[str, Collection[str]] = {"prefetch": ("4 in 2 threads",)}
 REFUSED: tuple[Refused, ...] = (
-    Refused(_TYPES | {"sampler": ("layer_dependency", *_DRAWS, "user's")}, "sampler: expected an option that is built for"),
+    Refused(
+        _TYPES | {"sampler": ("layer_dependency", *_DRAWS, "user's")}, "sampler: expected an option that is built for"
+    ),
     Refused(_TYPES | {"tier": ("copies",)}, "copies: expected an option that is built for heterogeneous graphs"),
     Refused(_TYPES | {"tier": ("user's",)}, "features: expected names of stored features by vertex type"),
     Refused(_TYPES | {"device": ("sim",)}, "mesh: expected an option that is built for heterogeneous graphs"),
@@ -146,7 +149,9 @@ REFUSED: tuple[Refused, ...] = (
     Refused(_TIMES | {"sampler": ("user's",)}, "sampler: expected a built-in sampler for these options"),
     Refused(_TIMES | {"model": ("gcn",)}, "GCN normalisation: expected a mini-batch without times"),
     Refused(_TIMES | {"task": ("joint", "in_batch")}, "neg_sampling: expected negatives of one pair each"),
-    Refused({"model": ("batch_norm",), "strategy": _NOT_SPLIT}, "batch norm: expected each vertex computed on one rank"),
+    Refused(
+        {"model": ("batch_norm",), "strategy": _NOT_SPLIT}, "batch norm: expected each vertex computed on one rank"
+    ),
     Refused({"model": ("batch_norm",), "mesh": ("2 x 2",)}, "batch norm: expected one replica"),
     Refused(
         {"tier": ("copies",), "strategy": [name for name in _NOT_SPLIT if not name.startswith("hybrid")]},
@@ -158,7 +163,9 @@ REFUSED: tuple[Refused, ...] = (
         "sampler='labor': expected a store with the original ids of all vertices",
     ),
     Refused({"rows": ("owned",), "strategy": ("data", "data(owner)")}, "OwnedEmbedding: expected split, hybrid(k) or"),
-    Refused(_THREADS | {"device": ("sim samples",)}, "sampling_threads: expected mini-batches that are sampled on the CPU"),
+    Refused(
+        _THREADS | {"device": ("sim samples",)}, "sampling_threads: expected mini-batches that are sampled on the CPU"
+    ),
     Refused(_THREADS | {"sampler": ("user's",)}, "sampling_threads: expected a built-in sampler"),
     Refused(_THREADS | {"tier": ("user's",)}, "sampling_threads: expected stored features"),
 )

@@ -1,8 +1,8 @@
 """A covering array: few cases in which all values of every two options meet, where a case with both can run.
 
-It is kept in ``cases.json``, which ``python -m tests.exactness cover`` writes. Greedy: a case begins with a pair that no
-case has yet, and every other option takes the value that adds most pairs. A combination that raises is a case of its own,
-with nothing but the options that raise.
+It is kept in ``cases.json``, which ``python -m tests.exactness cover`` writes. Greedy: a case begins with a pair that
+no case has yet, and every other option takes the value that adds most pairs. A combination that raises is a case of its
+own, with nothing but the options that raise.
 """
 
 import itertools
@@ -10,7 +10,7 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from tests.exactness.case import AXES, REFUSED, Case, is_meaningful, refusal
@@ -21,6 +21,7 @@ __all__ = ["covering_cases", "missing_pairs", "more_cases", "refused_cases", "wr
 TABLE = Path(__file__).parent / "cases.json"
 Pair = tuple[tuple[str, str], tuple[str, str]]
 _TRIES, _CANDIDATES = 400, 8
+
 
 def _pairs_of(case: Case) -> Iterator[Pair]:
     return itertools.combinations(((name, getattr(case, name)) for name in AXES), 2)
@@ -55,13 +56,12 @@ def _grow(pair: Pair, missing: set[Pair], draw: random.Random) -> Case | None:
     for name in names:
         values = list(AXES[name])
         draw.shuffle(values)
-        values.sort(key=lambda value: -_num_new(case, name, value, missing))  # noqa: B023
-        others = (replace(case, **{name: value}) for value in values)
-        case = next(other for other in others if _runs(other))
+        values.sort(key=partial(_num_new, case, name, missing), reverse=True)
+        case = next(other for value in values if _runs(other := replace(case, **{name: value})))
     return case
 
 
-def _num_new(case: Case, name: str, value: str, missing: set[Pair]) -> int:
+def _num_new(case: Case, name: str, missing: set[Pair], value: str) -> int:
     """How many missing pairs a value of one option has with the others of a case."""
     found = 0
     is_behind = False
@@ -80,10 +80,7 @@ def _num_missing(case: Case, missing: set[Pair]) -> int:
 
 def _all_pairs() -> set[Pair]:
     return {
-        ((a, v), (b, w))
-        for (a, of_a), (b, of_b) in itertools.combinations(AXES.items(), 2)
-        for v in of_a
-        for w in of_b
+        ((a, v), (b, w)) for (a, of_a), (b, of_b) in itertools.combinations(AXES.items(), 2) for v in of_a for w in of_b
     }
 
 
@@ -138,7 +135,9 @@ def more_cases() -> tuple[Case, ...]:
         )
     ]
     strategies = itertools.cycle(("split", "data", "data_cached", "hybrid(1)"))
-    of_graphs = [Case(types=types, strategy=strategy, mesh="1 x 3") for types, strategy in zip(ODD, strategies, strict=False)]
+    of_graphs = [
+        Case(types=types, strategy=strategy, mesh="1 x 3") for types, strategy in zip(ODD, strategies, strict=False)
+    ]
     return (*of_models, *of_graphs)
 
 
@@ -157,6 +156,8 @@ def refused_cases() -> tuple[Case, ...]:
 
 def _with_least(chosen: dict[str, str]) -> Iterator[Case]:
     """Cases with some options, and none, one or two others that make them meaningful."""
-    others = [{name: value} for name in ("task", "types", "model", "tier") if name not in chosen for value in AXES[name]]
+    others = [
+        {name: value} for name in ("task", "types", "model", "tier") if name not in chosen for value in AXES[name]
+    ]
     for more in ({}, *others, *(a | b for a, b in itertools.combinations(others, 2))):
-        yield Case(**chosen, **more)  # type: ignore[arg-type]
+        yield Case(**chosen, **more)

@@ -56,7 +56,13 @@ WIDTHS = {"paper": 7, "author": 5, "field": 3}
 WITH_ATTR = (CITES, WRITES, WRITTEN_BY)
 WEIGHTED = (CITED_BY,)
 PAIR_TYPE, REVERSE_TYPE = WRITES, WRITTEN_BY
-_TO, _BACK, _WITH, _FAR, _PEER = ("a", "to", "b"), ("b", "back", "a"), ("b", "with", "b"), ("c", "far", "a"), ("a", "peer", "a")
+_TO, _BACK, _WITH, _FAR, _PEER = (
+    ("a", "to", "b"),
+    ("b", "back", "a"),
+    ("b", "with", "b"),
+    ("c", "far", "a"),
+    ("a", "peer", "a"),
+)
 ODD: dict[str, tuple[dict[str, int], dict[tuple[str, str, str], int]]] = {
     "no vertices of a type": ({"a": 0, "b": 80}, {_TO: 0, _BACK: 0, _WITH: 240}),
     "fewer vertices than ranks": ({"a": 1, "b": 9, "c": 2}, {_TO: 9, _BACK: 9, _FAR: 2}),

@@ -1,7 +1,7 @@
 """The whole grid: every model, option and task with every strategy, on four meshes. Weekly, and as a record.
 
-``python -m tests.exactness grid OUT.json`` trains all cases. The record has a row for every group and mesh: the number of
-its cases and their largest difference from one process.
+``python -m tests.exactness grid OUT.json`` trains all cases. The record has a row for every group and mesh: the number
+of its cases and their largest difference from one process.
 """
 
 import itertools
@@ -62,7 +62,12 @@ GROUPS: dict[str, dict[str, Collection[str]]] = {
         "prefetch": _AHEAD,
     },
     "tiers": {"tier": AXES["tier"], "types": ("one", "three"), "prefetch": AXES["prefetch"], "resume": AXES["resume"]},
-    "trained rows": {"rows": ("owned",), "types": ("one", "three"), "task": ("vertices", "binary"), "resume": AXES["resume"]},
+    "trained rows": {
+        "rows": ("owned",),
+        "types": ("one", "three"),
+        "task": ("vertices", "binary"),
+        "resume": AXES["resume"],
+    },
     "devices": {
         "device": ("sim", "sim samples"),
         "types": ("one", "three"),
@@ -72,14 +77,16 @@ GROUPS: dict[str, dict[str, Collection[str]]] = {
         "prefetch": _AHEAD,
     },
 }
-"""Values of the options of each group; every one is combined with every strategy, unless that means nothing or raises."""
+"""Values of the options of each group; every one is combined with every strategy, unless that means nothing or
+raises.
+"""
 
 
 def cases_of(group: str, mesh: str) -> Iterator[Case]:
     """The cases of a group that run on a mesh."""
     options = {**GROUPS[group], "strategy": _STRATEGIES}
     for values in itertools.product(*options.values()):
-        case = Case(**dict(zip(options, values, strict=True)), mesh=mesh)  # type: ignore[arg-type]
+        case = Case(**dict(zip(options, values, strict=True)), mesh=mesh)
         if is_meaningful(case) and refusal(case) is None:
             yield case
 
@@ -113,12 +120,13 @@ def write_grid(path: Path, rows: list[dict[str, Any]]) -> None:
     lines = [
         f"| {row['group']} | {row['mesh']} | {row['cases']} | {row['largest']:.1e} | {row['of']} |" for row in rows
     ]
+    count = sum(row["cases"] for row in rows)
     page = [
         "# Same answer everywhere\n",
-        f"`python -m gsplit_bench exactness {path.stem}.json`, commit {about['commit']}. {sum(row['cases'] for row in rows):,} cases in "
-        f"float64: four steps of Adam on real gloo ranks, against one process on the graph in its original order. Compared: "
-        f"outputs of all targets or pairs, losses, gradients of every step, weights, trained rows, exact scores, and the "
-        f"number of sampled edges. Bound {BOUND:.0e}.\n",
+        f"`python -m gsplit_bench exactness {path.stem}.json`, commit {about['commit']}.",
+        f"{count:,} cases in float64, four steps of Adam on real gloo ranks, against one process on the graph in its",
+        "original order. Compared: outputs of all targets or pairs, losses, gradients of every step, weights, trained",
+        f"rows, exact scores, and the number of sampled edges. Bound {BOUND:.0e}.\n",
         "| group | replicas x ranks | cases | largest difference | of the case |",
         "|---|---|---|---|---|",
         *lines,

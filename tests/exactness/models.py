@@ -36,7 +36,9 @@ def widths_of(types: str) -> dict[str, int]:
 
 
 class Hetero(Module):
-    """HeteroConv as in PyG's documentation, with dropout on hidden rows and in attention; rows of papers or of all types."""
+    """HeteroConv as in PyG's documentation, with dropout on hidden rows and in attention; rows of papers or of all
+    types.
+    """
 
     def __init__(self, case: Case) -> None:
         super().__init__()
@@ -117,11 +119,12 @@ class Fused(Module):
         self.convs = ModuleList(
             layer(widths[number], widths[number + 1], num_relations, **options) for number in range(LAYERS)
         )
+        conv: Any
         for conv in self.convs if kind == "rgat" else ():
             torch.nn.init.constant_(conv.l2, 1 / conv.out_channels)  # unused; PyG leaves it uninitialised
 
     def forward(self, batch: Any) -> Tensor:
-        x = batch.to_homogeneous({name: self.lins[name](x) for name, x in batch.x_dict.items()})
+        x: Tensor = batch.to_homogeneous({name: self.lins[name](x) for name, x in batch.x_dict.items()})
         for number, conv in enumerate(self.convs):
             x = conv(x, batch.edge_index, batch.edge_type)
             if number < LAYERS - 1:

@@ -1,12 +1,12 @@
 """The training loop of the exactness harness, on the public API, and its oracle: one process on the same mini-batches.
 
 A case is trained for some steps of Adam in float64. Compared are the outputs of all targets or pairs in every step, the
-loss and all gradients of every step, weights and trained rows at the end, exact scores, and the number of sampled edges.
-The reference has the graph in its original order, in memory; the ranks have another numbering of its vertices.
+loss and all gradients of every step, weights and trained rows at the end, exact scores, and the number of sampled
+edges. The reference has the graph in its original order, in memory; the ranks have another numbering of its vertices.
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -168,7 +168,7 @@ class Training:
         for part, state in zip((self.model, self.optimizers[0], self.loader), states, strict=True):
             part.load_state_dict(state)
 
-    def batches(self) -> Iterator[Any]:
+    def batches(self) -> Generator[Any, None, None]:
         """The mini-batches from the loader's position on."""
         while True:
             yield from self.loader

@@ -7,8 +7,6 @@ Tests run in the order of ``FIRST`` for the mistake's area, then all others. The
 that found it and the seconds until then; nothing was found if it survives. Exit code 1 if one survives.
 """
 
-import argparse
-import json
 import os
 import re
 import shutil
@@ -18,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.mutants.planted import PLANTED, Mutant
+from tests.mutants.planted import Mutant
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 3600

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from small_graph import VERTICES, WIDTH, Case, make_model, small_store
 from torch_geometric.nn import GraphSAGE
 
 from gsplit import InputError, NeighborLoader, evaluate, infer, write_predictions
@@ -13,7 +14,6 @@ from gsplit.graph.ownership import Ownership
 from gsplit.inference import closure
 from gsplit.nn.parallelize import parallelize
 from gsplit.store.in_memory import MemoryStore
-from gsplit_bench.exactness import VERTICES, WIDTH, Case, make_model, small_store
 
 
 def infer_all(mesh: Mesh, kinds: list[str], boundaries: list[tuple[int, ...] | None], folder: str) -> list[Any]:

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from small_graph import VERTICES, WIDTH, small_store
 from torch import Tensor
 from torch.nn import Module
 from torch_geometric.nn import GAT, GraphSAGE
@@ -13,7 +14,6 @@ from gsplit.distributed.comm.mesh import Mesh
 from gsplit.graph.ownership import Ownership
 from gsplit.store.in_memory import MemoryStore
 from gsplit.training.losses import LossFunction, weighted_cross_entropy
-from gsplit_bench.exactness import VERTICES, WIDTH, small_store
 
 CLASSES, COLUMNS = 3, 4
 METRICS = {

@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from small_graph import CLASSES, WIDTH, small_store
 from torch_geometric.nn import GraphSAGE
 from trainer_programs import EachStep
 
 import gsplit
 from gsplit.distributed.comm.mesh import Mesh
-from gsplit_bench.exactness import CLASSES, WIDTH, small_store
 
 Array = npt.NDArray[np.float64]
 
