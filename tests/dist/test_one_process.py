@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from one_process_programs import (
+
+from gsplit.distributed.comm.mesh import solo_mesh
+from gsplit_bench.ranks import run_ranks
+from tests.dist.first_step_models import (
     CASES,
     RIGHT,
     between_evaluations,
@@ -18,9 +21,6 @@ from one_process_programs import (
     train,
     when,
 )
-
-from gsplit.distributed.comm.mesh import solo_mesh
-from gsplit_bench.ranks import run_ranks
 
 Said = tuple[dict[str, str | None], dict[str, list[float]]]
 """Of ``run_cases``."""
