@@ -1,5 +1,6 @@
 # GSplit on CPUs, from a checkout:
-#   docker build -f docker/cpu.Dockerfile -t gsplit:cpu .
+#   docker build -f docker/cpu.Dockerfile -t gsplit:cpu --build-arg TORCH_INDEX=... .
+# TORCH_INDEX is the index of torch's CPU wheels; without it the image gets the CUDA libraries, too.
 #   docker run --rm -v "$PWD:/data" gsplit:cpu doctor --nproc 2
 FROM python:3.11-slim-bookworm AS build
 WORKDIR /source
@@ -10,7 +11,8 @@ RUN python -m build --wheel --outdir /wheels
 
 FROM python:3.11-slim-bookworm
 ARG TORCH=2.13.0
-RUN pip install --no-cache-dir --index-url https://download.pytorch.org/whl/cpu "torch==${TORCH}"
+ARG TORCH_INDEX
+RUN PIP_EXTRA_INDEX_URL="${TORCH_INDEX}" pip install --no-cache-dir "torch==${TORCH}"
 COPY --from=build /wheels /wheels
 RUN pip install --no-cache-dir "$(echo /wheels/*.whl)[all]" \
     && useradd --create-home --uid 1000 gsplit

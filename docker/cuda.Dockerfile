@@ -1,6 +1,6 @@
 # GSplit on NVIDIA GPUs, from a checkout; the host needs a driver and the NVIDIA container toolkit:
 #   docker build -f docker/cuda.Dockerfile -t gsplit:cuda .
-#   docker run --rm --gpus all --ipc=host --ulimit memlock=-1 -v "$PWD:/data" gsplit:cuda selftest --device cuda
+#   docker run --rm --gpus all --ipc=host --ulimit memlock=-1 -v "$PWD:/data" gsplit:cuda doctor --device cuda
 # torch's wheel for Linux brings the CUDA libraries; gcc is there because Triton compiles a launcher on first use.
 FROM python:3.11-slim-bookworm AS build
 WORKDIR /source

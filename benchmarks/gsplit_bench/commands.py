@@ -1,7 +1,6 @@
 """The commands of ``python -m gsplit_bench``."""
 
 import json
-import math
 import shlex
 import signal
 import sys
@@ -25,7 +24,6 @@ from gsplit_bench.record import record
 from gsplit_bench.train_command import train
 
 if TYPE_CHECKING:
-    from gsplit_bench.exactness import ExactnessReport
     from gsplit_bench.shuffle import ShuffleRow
     from gsplit_bench.soak import SoakReport
 
@@ -267,76 +265,6 @@ def typed_steps(
         for name in ("batch_ratio", "model_ratio", "step_ratio", "bare_ratio"):
             table.add_row(name, f"{getattr(found, name):.2f}")
         Console().print(table)
-
-
-@app.command()
-def exactness(
-    model: Annotated[list[str] | None, typer.Option(help="model to check; repeatable [default: all]")] = None,
-    ranks: Annotated[
-        list[int] | None,
-        typer.Option(min=1, max=4, metavar="INT", help="ranks to check on; repeatable [default: 1 to 4]"),
-    ] = None,
-    device: Annotated[str, typer.Option(metavar="DEVICE", help="cpu, or cuda or sim against ranks on the cpu")] = "cpu",
-    out: Annotated[Path | None, typer.Option(help="record to write, without .json and .md")] = None,
-    as_json: Json = False,
-) -> None:
-    """Check all models, strategies and meshes against one process.
-
-    In float64, with every option and ownership; takes about an hour, and hours on the simulated device.
-    """
-    with command(as_json):
-        from gsplit.run.models import MODELS
-        from gsplit_bench.exactness import MESHES, run_exactness, write_record
-
-        with progress_bars(as_json) as progress:
-            meshes = [mesh for mesh in MESHES if not ranks or math.prod(mesh) in ranks]
-            report = run_exactness(meshes, model or list(MODELS), progress, device=device)
-        if out is not None:
-            write_record(report, out)
-        _show_exactness(report, as_json)
-
-
-@app.command("exactness-tasks")
-def exactness_tasks(
-    task: Annotated[list[str] | None, typer.Option(help="task to check; repeatable [default: all]")] = None,
-    ranks: Annotated[
-        list[int] | None,
-        typer.Option(min=1, max=4, metavar="INT", help="ranks to check on; repeatable [default: 1 to 4]"),
-    ] = None,
-    device: Annotated[
-        str, typer.Option(metavar="DEVICE", help="cpu, or cuda or sim against one process on the cpu")
-    ] = "cpu",
-    out: Annotated[Path | None, typer.Option(help="record to write, without .json and .md")] = None,
-    as_json: Json = False,
-) -> None:
-    """Check samplers, pairs, vertex types and times with all strategies and meshes against one process.
-
-    In float64, with and without dropout and prefetching, results and drawn edges; takes about an hour.
-    """
-    with command(as_json):
-        from gsplit_bench.exactness import MESHES, write_record
-        from gsplit_bench.exactness_tasks import TASKS, describe_tasks, run_tasks
-
-        with progress_bars(as_json) as progress:
-            meshes = [mesh for mesh in MESHES if not ranks or math.prod(mesh) in ranks]
-            report = run_tasks(meshes, task or list(TASKS), progress, device=device)
-        if out is not None:
-            write_record(report, out, describe_tasks)
-        _show_exactness(report, as_json)
-
-
-def _show_exactness(report: "ExactnessReport", as_json: bool) -> None:
-    if as_json:
-        emit_json(report.as_dict())
-    else:
-        table = _table("largest difference of", "")
-        for name, value in asdict(report.worst).items():
-            table.add_row(name, f"{value:.1e}")
-        Console().print(table)
-        verdict = "all" if report.ok else "NOT all"
-        Console().print(f"{len(report.rows)} cases, {verdict} within {report.tolerance:.0e}")
-    if not report.ok:
-        raise typer.Exit(1)
 
 
 @app.command()
@@ -582,6 +510,7 @@ _SCRIPTS = {
     "import-speed": ("import_speed:main", "Measure imports of Parquet: speed and memory by size."),
     "inference": ("inference:main", "Compare exact inference with a full-graph forward of PyG."),
     "kernel-matrix": ("kernel_matrix:main", "Compile every Triton kernel for every architecture."),
+    "exactness": ("exactness:main", "Check every combination of options on ranks against one process."),
     "layer-cost": ("layer_cost:main", "Measure what a vertex and an edge cost a layer."),
     "loading-record": ("loading:record", "Put documents of the command loading together as one record."),
     "many-ranks": ("many_ranks:main", "Split steps of up to a thousand ranks in one process, and count them."),

@@ -1,7 +1,7 @@
 """The table of docs/measured.md, made from the records in benchmarks/results: ``python -m gsplit_bench measured``.
 
 A row states what was measured, the result as its record has it, the record and the command. The record of a name is
-benchmarks/results/NAME.json, or the newest one with a date before its name; tests/docs/test_measured.py compares the page
+benchmarks/results/NAME.json, or the newest one with a date before its name; tests/docs/test_site.py compares the page
 with what is printed here.
 """
 

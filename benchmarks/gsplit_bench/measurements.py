@@ -172,10 +172,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
         (f"{_BENCH} bare-loop {{arxiv}} --out {{out}} {{quick}}",),
         "--batches 1 --rounds 2 --models sage",
     ),
-    Measurement("exactness", 60, (f"{_BENCH} exactness --out {{out}} {{quick}}",), "--ranks 1 --model sage"),
-    Measurement(
-        "exactness-tasks", 60, (f"{_BENCH} exactness-tasks --out {{out}} {{quick}}",), "--ranks 1 --task times"
-    ),
+    Measurement("exactness", 120, (f"{_BENCH} exactness {{out}}.json {{quick}}",), "'pairs by sampler'"),
     _loading(),
     Measurement("resume", 5.5, (f"{_BENCH} resume --cost-store {{arxiv}} --out {{out}} {{quick}}",), "--quick"),
     Measurement(

@@ -1,6 +1,6 @@
 """Prints the tables of docs/scale.md: constants with their sources, formulas against measurements, large graphs.
 
-A test compares the page with this. The formulas are in ``scale_model``.
+Copy them into the pages by hand. The formulas are in ``scale_model``.
 """
 
 from collections.abc import Iterable, Sequence

@@ -10,7 +10,7 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
-from gsplit_bench import record
+from gsplit_bench import measured, record
 from gsplit_bench.commands import app
 from gsplit_bench.measurements import GRAPHS, MEASUREMENTS, Measurement, split_field
 from gsplit_bench.train_study import PRESETS
@@ -26,6 +26,13 @@ def test_stores_and_records_of_the_table_exist() -> None:
         assert {split_field(field)[0] for field in measurement.stores} <= set(GRAPHS)
         assert set(measurement.needs) <= set(names[:number])
         assert not measurement.quick or "{quick}" in " ".join(measurement.commands)
+
+
+def test_the_record_without_a_date_counts_and_then_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measured, "RESULTS", tmp_path)
+    for name in ("one", "2026-11-19-one", "2026-11-16-two", "2026-11-18-two", "2026-11-20-other-two"):
+        (tmp_path / f"{name}.json").write_text("{}")
+    assert [measured.find_record(name).stem for name in ("one", "two")] == ["one", "2026-11-18-two"]
 
 
 def _options(program: str, path: list[str]) -> list[str] | None:

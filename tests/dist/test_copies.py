@@ -41,8 +41,12 @@ def _of_one_part(store: Store) -> list[int]:
 
 @pytest.mark.parametrize(
     "ranks, replicas, shards, one_part",
-    [(2, 1, True, False), (3, 1, False, False), (3, 1, False, True), (4, 2, False, False)],
-    ids=["shards", "three", "ranks without targets", "replicas"],
+    [
+        pytest.param(2, 1, True, False, id="shards"),
+        pytest.param(3, 1, False, False, id="three", marks=pytest.mark.weekly),
+        pytest.param(3, 1, False, True, id="ranks without targets"),
+        pytest.param(4, 2, False, False, id="replicas", marks=pytest.mark.weekly),
+    ],
 )
 def test_no_budget_changes_a_bit(
     ranks: int, replicas: int, shards: bool, one_part: bool, store: Store, tmp_path: Path

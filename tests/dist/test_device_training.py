@@ -5,9 +5,9 @@ import pytest
 from cuda_kernels import without_cuda_kernel
 from device_programs import count_waits, operations_used, train_in_bf16
 from simulated_programs import simulated_cases
+from small_graph import Case
 
 from gsplit.run.models import MODELS
-from gsplit_bench.exactness import Case
 from gsplit_bench.ranks import run_ranks
 from gsplit_bench.simulated import why_not_supported
 

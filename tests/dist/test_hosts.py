@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 from host_programs import MODELS, SPLITS, train_over_hosts, train_tasks
+from small_graph import compare, train_cases
 from typed_programs import largest_error
 
 import gsplit
 from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
-from gsplit_bench.exactness import TOLERANCE, compare, train_cases
 from gsplit_bench.ranks import run_ranks
 
 HOSTS = (2, 2)
@@ -39,7 +39,7 @@ def alone() -> dict[str, list[Any]]:
 def test_models_equal_one_process(ran: list[dict[str, Any]], alone: dict[str, list[Any]]) -> None:
     for place, (case, one) in enumerate(zip(MODELS, alone["models"], strict=True)):
         worst = compare(one, [rank["models"][place] for rank in ran])
-        assert worst.largest <= TOLERANCE, (case, worst)
+        assert worst.largest <= 1e-9, (case, worst)
 
 
 def test_vertex_types_equal_one_process(ran: list[dict[str, Any]], alone: dict[str, list[Any]]) -> None:
@@ -78,7 +78,7 @@ def test_devices_equal_the_host(sample_device: str | None, ran: list[dict[str, A
     there = run_ranks(train_cases, SPLITS, MODELS, SPLITS, 2, device="sim:0", sample_device=sample_device, hosts=HOSTS)
     for place, case in enumerate(MODELS):
         for rank in range(SPLITS):
-            assert compare(ran[rank]["models"][place], [there[rank][place]]).largest <= TOLERANCE, (case, rank)
+            assert compare(ran[rank]["models"][place], [there[rank][place]]).largest <= 1e-9, (case, rank)
 
 
 def test_another_start_gives_the_same_bits(ran: list[dict[str, Any]]) -> None:

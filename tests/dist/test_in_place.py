@@ -1,12 +1,19 @@
 """Input rows that ranks of one host read in place: the bits of an exchange, without one."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from in_place_programs import Case, infer_rows, train_steps
+import torch
+import torch.nn.functional as F
+from recorded_calls import record_calls
+from torch import Tensor
+from torch_geometric.nn import SAGEConv
 
 import gsplit
+from gsplit.distributed.comm.mesh import Mesh
+from gsplit.features.in_place import InPlaceRows
 from gsplit.store.build import build_store
 from gsplit.store.feature_types import write_with_features
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
@@ -14,7 +21,116 @@ from gsplit.store.reader import Store
 from gsplit.store.shard import host_range, write_shard
 from gsplit_bench.ranks import run_ranks
 
+HIDDEN = 8
+
+
+@dataclass(frozen=True)
+class Case:
+    """A loader and a model. ``first``: what the model does with ``batch.x`` before its first layer.
+
+    ``prints_on``, ``caches_on``: the rank that prints ``batch.x``, and the rank with a cache.
+    """
+
+    strategy: str = "split"
+    first: str = ""
+    prefetch: int = 0
+    targets: tuple[int, ...] | None = None
+    prints_on: int | None = None
+    caches_on: int | None = None
+
+
+class Net(torch.nn.Module):
+    """Two SAGE layers, perhaps behind an encoder or a dropout."""
+
+    def __init__(self, width: int, num_classes: int, first: str) -> None:
+        super().__init__()
+        self.first = first
+        self.encoder = torch.nn.Linear(width, width)
+        self.convs = torch.nn.ModuleList([SAGEConv(width, HIDDEN), SAGEConv(HIDDEN, num_classes)])
+
+    def forward(self, x: Tensor, edge_index: Any) -> Tensor:
+        if self.first == "encoder":
+            x = self.encoder(x).relu()
+        if self.first == "dropout":
+            x = F.dropout(x, 0.4, self.training)
+        out: Tensor = self.convs[1](self.convs[0](x, edge_index).relu(), edge_index)
+        return out
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step has computed and counted; ``loaded``: before the model was called.
+
+    ``exchanged``: the collectives of input rows.
+    """
+
+    loss: float
+    gradients: list[float]
+    num_mixed: int
+    exchanged: list[str]
+    loaded: dict[str, int]
+    counts: dict[str, int]
+
+    @property
+    def result(self) -> tuple[float, list[float]]:
+        return self.loss, self.gradients
+
+
+def train_steps(mesh: Mesh, paths: list[str], cases: list[Case]) -> list[list[Step]]:
+    """Per case: the steps of an epoch, without an optimizer; on this rank's own file if there are several."""
+    graph = gsplit.open(paths[mesh.rank % len(paths)])
+    return [_train(mesh, graph, case) for case in cases]
+
+
+def _train(mesh: Mesh, graph: Any, case: Case) -> list[Step]:
+    nodes = "train" if case.targets is None else torch.tensor(case.targets)
+    loader = gsplit.NeighborLoader(
+        graph,
+        [3, 3],
+        nodes,
+        batch_size=40,
+        mesh=mesh,
+        seed=2,
+        strategy=case.strategy,
+        prefetch=case.prefetch,
+        cache="1MB" if case.caches_on == mesh.rank else 0,
+    )
+    calls = record_calls(loader._makers[0].step_loader._comm)
+    torch.manual_seed(0)
+    model = gsplit.parallelize(Net(graph.num_features, graph.num_classes, case.first), mesh)
+    steps = []
+    for batch in loader:
+        loaded = dict(batch.telemetry.counts)
+        assert isinstance(batch.x, InPlaceRows) == ("rows_in_place" in loaded)
+        if case.prints_on == mesh.rank:
+            assert "tensor" in str(batch.x)
+        for parameter in model.parameters():
+            parameter.grad = None
+        x = batch.cast(torch.float32).x
+        loss = batch.mean(F.cross_entropy(model(x, batch.edge_index), batch.y, reduction="none"))
+        loss.backward()
+        found = [p.grad for p in model.parameters() if p.grad is not None]
+        gradients = torch.cat([grad.view(-1) for grad in found]).tolist()
+        exchanged = [str(call) for call in calls if call.name == "exchange features"]
+        counts = dict(batch.telemetry.counts)
+        steps.append(Step(float(loss.detach()), gradients, len(batch.x), exchanged, loaded, counts))
+        calls.clear()
+    return steps
+
+
+def infer_rows(mesh: Mesh, path: str, first: str) -> tuple[list[Any], int]:
+    """The outputs of a model for all vertices, and the number of exchanges of rows."""
+    graph = gsplit.open(path)
+    calls = record_calls(mesh.loading_groups.inputs)
+    torch.manual_seed(0)
+    model = gsplit.parallelize(Net(graph.num_features, graph.num_classes, first), mesh)
+    out = Path(path).with_name(f"{first}-{mesh.size}-{mesh.replica_shares_host}.npy")
+    rows = gsplit.infer(model, graph, out).tolist()
+    return rows, len([call for call in calls if call.name == "exchange features"])
+
+
 FEATURES = 5
+on_ranks = pytest.mark.parametrize("num_ranks", [2, pytest.param(3, marks=pytest.mark.weekly)])
 STRATEGIES = ["split", "hybrid(1)", "data_cached", "data"]
 CASES = [
     *(Case(strategy) for strategy in STRATEGIES),
@@ -33,7 +149,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return gsplit.partition(plain, folder / "p.gsplit", 3, [3, 3], batch_size=40, solver="restream", epochs=1)
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@on_ranks
 def test_the_bits_are_those_of_an_exchange(num_ranks: int, store: Store) -> None:
     ahead = [replace(case, prefetch=2) for case in CASES]
     near = run_ranks(train_steps, num_ranks, [str(store.path)], [*CASES, *ahead])
@@ -51,7 +167,7 @@ def test_the_bits_are_those_of_an_exchange(num_ranks: int, store: Store) -> None
 
 
 @pytest.mark.parametrize(("dtype", "num_bytes"), [("float16", 2), ("bfloat16", 2), ("int8", 1)])
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@on_ranks
 def test_compressed_rows_are_decoded_to_the_bits_of_an_exchange(
     num_ranks: int, dtype: str, num_bytes: int, store: Store, tmp_path: Path
 ) -> None:
@@ -72,7 +188,7 @@ def test_compressed_rows_are_decoded_to_the_bits_of_an_exchange(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@on_ranks
 def test_inference_reads_the_rows_of_the_first_layer_in_place(
     num_ranks: int, dtype: str, store: Store, tmp_path: Path
 ) -> None:
@@ -85,7 +201,7 @@ def test_inference_reads_the_rows_of_the_first_layer_in_place(
         assert (exchanges, all_exchanges, of_encoded) == (1, 1 if num_ranks == 1 else 2, 2)
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3])
+@on_ranks
 def test_telemetry_counts_what_happened(num_ranks: int, store: Store) -> None:
     cases = [Case(), Case("data_cached"), Case(first="encoder"), Case(prints_on=0)]
     near = run_ranks(train_steps, num_ranks, [str(store.path)], cases)

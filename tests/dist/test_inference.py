@@ -1,14 +1,97 @@
 """Exact inference on real ranks: one array in original order, whoever owns what, replicas included."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from inference_programs import infer_after_casts, infer_all, infer_through_private_maps
+import torch
+from small_graph import VERTICES, WIDTH, Case, make_model, small_store
+from torch_geometric.nn import GraphSAGE
 
-from gsplit.distributed.comm.mesh import solo_mesh
-from gsplit_bench.exactness import VERTICES
+from gsplit import InputError, NeighborLoader, evaluate, infer, write_predictions
+from gsplit.distributed.comm.mesh import Mesh, solo_mesh
+from gsplit.graph.ownership import Ownership
+from gsplit.inference import closure
+from gsplit.nn.parallelize import parallelize
+from gsplit.store.in_memory import MemoryStore
 from gsplit_bench.ranks import run_ranks
+
+
+def infer_all(mesh: Mesh, kinds: list[str], boundaries: list[tuple[int, ...] | None], folder: str) -> list[Any]:
+    """Outputs and accuracy of every model under every ownership, in chunks of a few rows and edges.
+
+    None is no ownership: that of a store of two parts.
+    """
+    closure.CHUNK_EDGES, closure.CHUNK_ROWS = 150, 25
+    whole, _ = small_store("random", 1)
+    store = MemoryStore(whole.graph, [0, VERTICES // 3, VERTICES], whole.arrays, whole.dtypes)
+    results = []
+    for kind in kinds:
+        model = parallelize(make_model(Case(kind, "split", "random", 0.5, "max", None)), mesh)
+        for number, cuts in enumerate(boundaries):
+            owned = Ownership(cuts) if mesh.size > 1 and cuts is not None else None
+            out = Path(folder) / f"{kind}-{number}-{mesh.size}.npy"
+            rows = infer(model, store, out, ownership=owned, workspace=folder)
+            if kind == kinds[0] and cuts is None:
+                write_predictions(model, store, out.with_suffix(".csv"), only="train", workspace=folder)
+            results.append((rows.tolist(), evaluate(model, store, ["train"], ownership=owned)))
+    return results
+
+
+def infer_after_casts(mesh: Mesh, folder: str) -> list[Any]:
+    """Outputs after training on rows that were cast by hand, and what is raised after training on their negatives.
+
+    The last rank has no vertices, and so no rows that could differ.
+    """
+    whole, _ = small_store("random", 1)
+    store = MemoryStore(whole.graph, [0, VERTICES], whole.arrays, whole.dtypes)
+    owned = Ownership((0, *[VERTICES] * mesh.size))
+    found: list[Any] = []
+    for sign in (1, -1):
+        torch.manual_seed(0)
+        model = parallelize(GraphSAGE(WIDTH, 8, 2, 3), mesh, num_features=WIDTH)
+        loader = NeighborLoader(store, [3, 3], "train", batch_size=30, mesh=mesh, ownership=owned)
+        for batch in loader:
+            rows = batch.x if sign == 1 else sign * batch.x
+            batch.mean(model(rows.float(), batch.edge_index).sum(1)).backward()
+        try:
+            found.append(infer(model, store, Path(folder) / f"{sign}-{mesh.size}.npy", ownership=owned).tolist())
+        except InputError as error:
+            found.append(str(error))
+    return found
+
+
+_LOAD = np.load
+
+
+class _PrivateMap(np.memmap):
+    """A map as a network file system may give it: a change reaches the file at ``flush``, others do not arrive."""
+
+    def flush(self) -> None:
+        assert self.filename is not None
+        shared = _LOAD(self.filename, mmap_mode="r+", allow_pickle=False)
+        changed = np.flatnonzero((self != 0).any(axis=1))
+        shared[changed] = self[changed]
+
+
+def infer_through_private_maps(mesh: Mesh, folder: str) -> None:
+    """Write predictions where no rank sees what another has written before that rank's flush."""
+
+    def load_private(path: Any, *args: Any, **options: Any) -> Any:
+        if options.get("mmap_mode") != "r+" or not str(path).endswith(".partial"):
+            return _LOAD(path, *args, **options)
+        found = _LOAD(path, mmap_mode="c", allow_pickle=False)
+        return _PrivateMap(path, found.dtype, "c", found.offset, found.shape)
+
+    whole, _ = small_store("random", 1)
+    store = MemoryStore(whole.graph, [0, VERTICES // 3, VERTICES], whole.arrays, whole.dtypes)
+    model = parallelize(make_model(Case("gat", "split", "random", 0.5, "max", None)), mesh)
+    np.load = load_private  # type: ignore[assignment]
+    infer(model, store, Path(folder) / "rows.npy", workspace=folder)
+    write_predictions(model, store, Path(folder) / "rows.csv", what="outputs", workspace=folder)
+    np.load = _LOAD
+
 
 KINDS = ["gat", "gcn", "pna"]
 

@@ -23,10 +23,10 @@ from simulated_programs import (
     use_everything,
     violate_late,
 )
+from small_graph import OTHER_STRATEGIES, Case, TrainedCase, compare, train_cases
 from trainer_programs import device_fails
 
 from gsplit.run.models import MODELS
-from gsplit_bench.exactness import OTHER_STRATEGIES, Case, TrainedCase, compare, train_cases
 from gsplit_bench.ranks import RankFailedError, run_ranks
 from gsplit_bench.simulated import why_not_supported
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from forked_scripts import run_forked, run_ranks_forked
 from safetensors.numpy import load_file
+from typed_models import COUNTS, make_data
 
 import gsplit
 from gsplit.run.folder import finished_folder
-from gsplit_bench.typed_models import COUNTS, make_data
 
 SMALL = ["--targets", "paper/train", "--hidden", "8", "--fanout", "3,2", "--batch-size", "12", "--lr", "0.02"]
 

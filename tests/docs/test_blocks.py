@@ -1,6 +1,5 @@
 """Every block of code in README and docs is run, page by page in the order of the page, or says why it is not."""
 
-import json
 import re
 import runpy
 import shutil
@@ -27,7 +26,6 @@ from gsplit.run.config import TrainSettings
 
 PAGES = {str(page.relative_to(ROOT)): blocks_of(page) for page in pages()}
 RUN = {name: blocks for name, blocks in PAGES.items() if any(block.is_run for block in blocks)}
-COMMAND_LINE = json.loads((ROOT / "tests" / "assets" / "command_line.json").read_text())
 STORES = ("STORE", "p.gsplit", "arxiv.gsplit")  # the names that pages give to a partitioned store
 _TELL = "\nprint('last loss', float(loss.detach()))\n"
 
@@ -132,31 +130,6 @@ def test_every_block_is_run_or_says_why_not() -> None:
         if block.same_as:
             assert block.text in [other.text for other in PAGES[block.same_as] if other.is_run], block
         assert block.kind != "text" or not re.search(r"^gsplit ", block.text, re.MULTILINE), block
-
-
-def _unknown(words: list[str]) -> list[str]:
-    """Words of a command that the command line does not have."""
-    level: Any = COMMAND_LINE
-    while isinstance(level, dict):
-        if not words or words[0] not in level:
-            return words[:1]
-        level, words = level[words[0]], words[1:]
-    return [word for word in words if word.startswith("--") and word != "--help" and word.split("=")[0] not in level]
-
-
-def test_every_command_that_a_text_names_exists() -> None:
-    """Also in the midst of a sentence, in a synopsis and where a block is not run."""
-    found = 0
-    for page in [*pages(), ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md"]:
-        for command in re.findall(
-            r"(?<![\w.])gsplit ((?:[a-z]+ )+[^`\n|#]*--[^`\n#]*)", page.read_text().replace("\\\n", " ")
-        ):
-            words = re.findall(r"--[a-z-]+\b(?!<)|^[a-z]+(?: [a-z]+)?", re.sub(r"[\[\]]", " ", command))
-            verbs = words[0].split()
-            known = verbs[:2] if isinstance(COMMAND_LINE.get(verbs[0]), dict) else verbs[:1]
-            assert _unknown([*known, *words[1:]]) == [], f"{page.name}: gsplit {command}"
-            found += 1
-    assert found > 40
 
 
 def test_the_path_of_the_readme_says_what_it_should(stores: Path, folder: Path) -> None:

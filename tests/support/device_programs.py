@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import torch
 from simulated_programs import count_steps
+from small_graph import BATCH, VERTICES, Case, make_model, small_store
 from trainer_programs import EachStep
 
 import gsplit
 from gsplit.distributed.comm.mesh import Mesh, solo_mesh
 from gsplit.graph.ownership import Ownership
 from gsplit.store.in_memory import MemoryStore
-from gsplit_bench.exactness import BATCH, VERTICES, Case, make_model, small_store
 from gsplit_bench.simulated import switched_on
 
 Operations = set[tuple[str, str, tuple[str, ...]]]

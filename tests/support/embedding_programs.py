@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import typed_models as typed
 from torch import Tensor
 from torch.nn import Embedding, Module
 from torch_geometric.data import Data
@@ -22,7 +23,6 @@ from gsplit.minibatch.link_batch import LinkBatch
 from gsplit.minibatch.typed_batch import TypedBatch
 from gsplit.store.conversion import as_graph_store
 from gsplit.store.in_memory import MemoryStore, typed_store
-from gsplit_bench import typed_models as typed
 
 __all__ = [
     "EmbeddingCase",

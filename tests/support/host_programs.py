@@ -6,11 +6,11 @@ from copies_programs import train_with_copies
 from count_programs import count_steps
 from link_programs import LinkCase, train_links
 from prefetch_programs import train_at_depths
+from small_graph import Case, train_cases
 from temporal_programs import TemporalCase, train_temporal
 from typed_programs import TypedCase, train_all
 
 from gsplit.distributed.comm.mesh import Mesh
-from gsplit_bench.exactness import Case, train_cases
 
 SPLITS = 4
 STRATEGIES = ("split", "hybrid(1)", "data_cached")

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -40,8 +39,6 @@ __all__ = [
     "PairScores",
     "TripletScores",
     "count_links",
-    "evaluate_pairs",
-    "link_losses",
     "link_loader",
     "link_store",
     "pairs_of",
@@ -323,37 +320,6 @@ def train_pieces_of_links(
 METRICS = ("mrr", "hits@1", "hits@10")
 
 
-def evaluate_pairs(mesh: Mesh, numberings: list[str]) -> list[list[dict[str, float]]]:
-    """Scores of an encoder with keyed and stored negatives, and of a model that decodes, in rounds of a few pairs."""
-    torch.manual_seed(2)
-    encoder = gsplit.parallelize(GraphSAGE(WIDTH, 8, 2, 6, dropout=0.5).double(), mesh)
-    decoder = gsplit.parallelize(PairScores().double(), mesh)
-    if mesh.size > 1:  # refused on all ranks, before a round that only some have
-        with pytest.raises(gsplit.InputError, match="evaluate_links: pairs: expected the same on every rank"):
-            gsplit.evaluate_links(encoder, link_store("mixed")[0], pairs_of()[:, : 1 + mesh.rank])
-    return [_evaluate_pairs(mesh, parts, encoder, decoder) for parts in numberings]
-
-
-def _evaluate_pairs(mesh: Mesh, parts: str, encoder: GraphSAGE, decoder: PairScores) -> list[dict[str, float]]:
-    store, owners = link_store(parts)
-    pairs = pairs_of()
-    negatives = np.random.default_rng(9).integers(0, VERTICES, (pairs.size(1), 7))
-    arrays = store.arrays | {"pairs/test": pairs.T.numpy(), "pair_negatives/test": negatives}
-    named = MemoryStore(store.graph, store.part_boundaries, arrays, store.dtypes)
-    own = owners[mesh.size]
-    few = pairs[:, :2]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gsplit.inference.evaluate_links._ROUND_ENDPOINTS", 200)
-        return [
-            gsplit.evaluate_links(encoder, store, pairs, metrics=METRICS, num_negatives=20, ownership=own),
-            gsplit.evaluate_links(encoder, named, "test", metrics=METRICS, ownership=own),
-            gsplit.evaluate_links(encoder, store, few, metrics=METRICS, num_negatives=3, ownership=own),
-            gsplit.evaluate_links(
-                decoder, store, pairs, metrics=METRICS, num_negatives=20, decoder=decoder.score, ownership=own
-            ),
-        ]
-
-
 PLANNED = StoredPairs("train", parse_negatives({"mode": "triplet", "amount": 2}))
 
 
@@ -384,27 +350,3 @@ def count_links(mesh: Mesh, path: str, strategies: list[str]) -> list[list[Any]]
             )
         found.append(steps)
     return found
-
-
-def link_losses(mesh: Mesh, cases: list[LinkCase]) -> list[list[float]]:
-    """The losses of three steps of every case, on any device."""
-    torch.manual_seed(0)
-    model = gsplit.parallelize(GraphSAGE(WIDTH, 8, 2, 6, dropout=0.3).double(), mesh)
-    weights = {name: value.clone() for name, value in model.state_dict().items()}
-    results = []
-    for case in cases:
-        model.load_state_dict(weights)
-        loader = link_loader(mesh, case)
-        loader.load_state_dict({"epoch": 1, "step": 0})
-        losses = []
-        for batch in loader:
-            loss = batch.mean(loss_of(model(batch.x, batch.edge_index), batch))
-            loss.backward()
-            losses.append(float(loss.detach()))
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    assert parameter.grad is not None
-                    parameter.sub_(parameter.grad, alpha=0.05)
-            model.zero_grad()
-        results.append(losses)
-    return results

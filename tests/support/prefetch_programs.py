@@ -8,12 +8,12 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from small_graph import CLASSES, WIDTH, small_store
 from torch_geometric.nn import GraphSAGE
 
 import gsplit
 from gsplit.distributed.comm.mesh import Mesh
 from gsplit.minibatch.batch import Batch
-from gsplit_bench.exactness import CLASSES, WIDTH, small_store
 
 Trained = tuple[list[float], list[list[float]], list[list[float]]]
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from prefetch_programs import make_trainer
+from small_graph import small_store
 from torch.distributed import distributed_c10d  # noqa: TID251
 
 import gsplit
 from gsplit.distributed.comm.comm import Call, Comm
 from gsplit.distributed.comm.mesh import Mesh
-from gsplit_bench.exactness import small_store
 
 Resources = dict[str, int]
 

@@ -11,6 +11,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 import torch.nn.functional as F
+from small_graph import CLASSES, WIDTH, Case, make_model, small_store
 from torch import Tensor
 from torch.nn import Module
 from torch_geometric.nn import GraphSAGE, SAGEConv
@@ -28,7 +29,6 @@ from gsplit.run.models import EDGE_WEIGHT_MODELS, MODELS
 from gsplit.sampling.neighbor import make_sampler
 from gsplit.training.callbacks import StepReport
 from gsplit_bench import simulated
-from gsplit_bench.exactness import CLASSES, WIDTH, Case, make_model, small_store
 from gsplit_bench.simulated import switched_on
 
 

@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from link_programs import PairScores, loss_of
-from temporal_programs import VERTICES, WIDTH, named_edges, temporal_edges, temporal_store
+from link_programs import loss_of
+from temporal_programs import VERTICES, named_edges, temporal_edges, temporal_store
 from torch import Tensor
-from torch_geometric.nn import GraphSAGE
 
 import gsplit
 from gsplit.distributed.comm.mesh import Mesh
@@ -83,18 +82,6 @@ def timed_link_loader(mesh: Mesh, case: TimedLinkCase, **options: Any) -> gsplit
         seed=SEED,
         **(given | options),
     )
-
-
-def train_timed_links(mesh: Mesh, cases: list[TimedLinkCase], steps: int = 2) -> list[TimedLinkResult]:
-    """Train every case; all ranks return the same losses and gradients."""
-    torch.manual_seed(0)
-    encoder = gsplit.parallelize(GraphSAGE(WIDTH, 8, 2, 6, dropout=0.3).double(), mesh)
-    decoder = gsplit.parallelize(PairScores().double(), mesh)
-    results = []
-    for case in cases:
-        model = decoder if case.negatives == "decoded" else encoder
-        results.append(_train(mesh, model, case, steps))
-    return results
 
 
 def _train(mesh: Mesh, model: Any, case: TimedLinkCase, steps: int) -> TimedLinkResult:

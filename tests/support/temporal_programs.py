@@ -26,7 +26,6 @@ __all__ = [
     "seed_targets",
     "temporal_edges",
     "temporal_loader",
-    "temporal_losses",
     "temporal_store",
     "train_temporal",
 ]
@@ -180,29 +179,3 @@ def _record(batch: Batch, result: TemporalResult) -> None:
     found = list(named_edges(batch))
     result.late += sum(time > time_of[dst] for _, _, dst, time in found)
     result.edges.append(found)
-
-
-def temporal_losses(mesh: Mesh, cases: list[TemporalCase]) -> list[list[float]]:
-    """The losses of every case, on any device."""
-    models = _models(mesh)
-    weights = {
-        name: {key: value.clone() for key, value in model.state_dict().items()} for name, model in models.items()
-    }
-    results = []
-    for case in cases:
-        model = models[case.model]
-        model.load_state_dict(weights[case.model])
-        loader = temporal_loader(mesh, case)
-        loader.load_state_dict({"epoch": 1, "step": 0})
-        losses = []
-        for batch in loader:
-            loss, _ = _loss(model, batch, case)
-            loss.backward()
-            losses.append(float(loss.detach()))
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    assert parameter.grad is not None
-                    parameter.sub_(parameter.grad, alpha=0.05)
-            model.zero_grad()
-        results.append(losses)
-    return results

@@ -4,13 +4,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from small_graph import CLASSES, WIDTH, small_store
 from torch_geometric.nn import GraphSAGE
 
 import gsplit
 from gsplit.device.devices import AsyncHostCopy
 from gsplit.distributed.comm.mesh import Mesh
 from gsplit.training.callbacks import Callback, StepReport
-from gsplit_bench.exactness import CLASSES, WIDTH, small_store
 
 
 class EachStep(Callback):

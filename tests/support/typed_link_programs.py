@@ -1,10 +1,8 @@
 """Users, items and tags, with pairs to predict, and training of a heterogeneous encoder on any mesh."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -14,9 +12,7 @@ from torch_geometric.nn import HeteroConv, SAGEConv
 import gsplit
 from gsplit.distributed.comm.mesh import Mesh
 from gsplit.minibatch.typed_batch import TypedLinkBatch
-from gsplit.nn.parallelize import parallelize
 from gsplit.store.in_memory import MemoryStore, typed_store
-from gsplit.training.losses import LINK_LOSSES, loss_of_batch
 
 RATES = ("user", "rates", "item")
 RATED_BY = ("item", "rev_rates", "user")
@@ -128,55 +124,6 @@ def link_loader(mesh: Mesh, mode: str, strategy: str, num_parts: int, **options:
     )
 
 
-@dataclass
-class TypedLinks:
-    """Losses and gradients of some steps; the edges of all layers of every step, by ids in the types."""
-
-    losses: list[float]
-    gradients: list[np.ndarray[Any, Any]]
-    edges: list[set[tuple[Any, int, int]]]
-    pairs: list[set[tuple[int, int]]]
-
-
-def train_typed_links(mesh: Mesh, num_parts: int, cases: list[tuple[str, str]]) -> list[TypedLinks]:
-    """Two steps for every mode of negatives and strategy."""
-    encoder = parallelize(make_encoder(), mesh, graph=link_store(2))
-    decoder = parallelize(make_pair_model(), mesh, graph=link_store(2), pair_type=RATES)
-    runs = []
-    for number, (mode, strategy) in enumerate(cases):
-        model = decoder if mode == "decoded" else encoder
-        run = TypedLinks([], [], [], [])
-        loss_fn = LINK_LOSSES["bpr" if mode == "triplet" else "cross_entropy"]
-        loader = link_loader(
-            mesh, mode, strategy, num_parts, prefetch=number % 2 if mesh.sample_device.type == "cpu" else 0
-        )
-        for batch in list(loader)[:2]:
-            assert isinstance(batch, TypedLinkBatch)
-            out = model(batch) if mode == "decoded" else model(batch.x_dict, batch.edge_index_dict)
-            loss = batch.mean(*loss_of_batch(loss_fn, out, batch))
-            loss.backward()
-            run.losses.append(float(loss.detach()))
-            run.gradients += [
-                np.zeros(1) if p.grad is None else p.grad.numpy(force=True).copy() for p in model.parameters()
-            ]
-            model.zero_grad()
-            run.edges.append(_edges_of(batch))
-            run.pairs.append(_pairs_of(batch, None if mode == "decoded" else out))
-        runs.append(run)
-    return runs
-
-
-def _edges_of(batch: TypedLinkBatch) -> set[tuple[Any, int, int]]:
-    """All edges of the input layer, whose rows have ids."""
-    found = set()
-    for relation in RELATIONS:
-        src, dst = batch.part(relation).blocks[0].edge_index()
-        ids = batch.n_id_dict
-        pairs = zip(ids[relation[0]][src].tolist(), ids[relation[2]][dst].tolist(), strict=True)
-        found |= {(relation, *pair) for pair in pairs}
-    return found
-
-
 def _pairs_of(batch: TypedLinkBatch, z_dict: dict[str, Tensor] | None) -> set[tuple[int, int]]:
     """This rank's pairs by the ids of their rows, without negatives."""
     ids = batch.endpoint_id_dict
@@ -207,31 +154,3 @@ def with_stored_negatives(store: MemoryStore) -> MemoryStore:
     negatives[:, 3] = pairs[1]  # a tie
     arrays = store.arrays | {"pairs/test": pairs.T, "pair_negatives/test": negatives}
     return MemoryStore(store.graph, store.part_boundaries, arrays, store.dtypes, types=store.types)
-
-
-def evaluate_typed_pairs(mesh: Mesh, numbers_of_parts: list[int]) -> list[list[dict[str, float]]]:
-    """Scores with keyed negatives of many and of few pairs, with stored negatives, and of pairs of one type.
-
-    The last are those of a model that decodes pairs itself.
-    """
-    model = parallelize(make_encoder(), mesh, graph=link_store(2))
-    decoder = parallelize(make_pair_model(), mesh, graph=link_store(2), pair_type=RATES)
-    pairs = torch.from_numpy(rated()[:, ::3])
-    same = torch.stack([pairs[1], pairs[1].roll(1)])
-    found = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gsplit.inference.evaluate_links._ROUND_ENDPOINTS", 200)
-        for num_parts in numbers_of_parts:
-            store = with_stored_negatives(link_store(num_parts))
-            lists: list[tuple[Any, dict[str, Any]]] = [
-                ((RATES, pairs), {"num_negatives": 20}),
-                ((RATES, "test"), {}),
-                ((RATES, pairs[:, :2]), {"num_negatives": 3, "seed": 5}),
-                ((LIKE, same), {"num_negatives": 250}),
-                ((RATED_BY, pairs.flip(0)), {"num_negatives": 20, "decoder": lambda a, b: (a - b).abs().sum(-1)}),
-            ]
-            scores = [gsplit.evaluate_links(model, store, of, metrics=METRICS, **how) for of, how in lists]
-            given: dict[str, Any] = {"num_negatives": 20, "decoder": decoder.score}
-            scores.append(gsplit.evaluate_links(decoder, store, (RATES, pairs), metrics=METRICS, **given))
-            found.append(scores)
-    return found

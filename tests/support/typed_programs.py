@@ -1,4 +1,4 @@
-"""Training on the heterogeneous graph and with the models of ``gsplit_bench.typed_models``, on any mesh."""
+"""Training on the heterogeneous graph and with the models of ``typed_models``, on any mesh."""
 
 import logging
 import os
@@ -14,13 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Module
 from trainer_programs import EachStep
+from typed_models import BATCH, COUNTS, FANOUTS, RELATIONS, make_data, make_model, make_store, run_model
 
 import gsplit
 from gsplit.distributed.comm.mesh import Mesh
 from gsplit.loading.loader import NeighborLoader
 from gsplit.minibatch.typed_batch import TypedBatch
 from gsplit.nn.parallelize import parallelize
-from gsplit_bench.typed_models import BATCH, COUNTS, FANOUTS, RELATIONS, make_data, make_model, make_store, run_model
 
 __all__ = [
     "TypedCase",
@@ -28,7 +28,6 @@ __all__ = [
     "TypedTraining",
     "infer_all",
     "largest_error",
-    "load_from_tiers",
     "train_all",
     "train_and_save",
     "train_typed",
@@ -162,24 +161,6 @@ def infer_all(mesh: Mesh, kinds: tuple[str, ...], folder: Path) -> dict[str, np.
         found[kind] = np.array(gsplit.infer(model, make_store(6), folder / f"{kind}.npy", vertex_type="paper"))
         score = gsplit.evaluate(model, make_store(6), ["paper/train"])["paper/train"]
         found[f"{kind} score"] = np.array(score)
-    return found
-
-
-def load_from_tiers(mesh: Mesh, path: Path, tiers: list[dict[str, Any]]) -> list[tuple[int, int, int]]:
-    """Whether batches have the stored rows whatever they are read from: wrong rows, cache hits and rows read."""
-    store = gsplit.open(path)
-    found = []
-    for options in tiers:
-        loader = NeighborLoader(store, [3, 2], ("paper", "train"), batch_size=12, mesh=mesh, **options)
-        wrong = hits = rows = 0
-        for batch in loader:
-            assert isinstance(batch, TypedBatch)
-            for name, x in batch.x_dict.items():
-                stored = torch.from_numpy(store.rows(f"features/{name}/x", batch.n_id_dict[name]))
-                wrong += int((x != stored).any(1).sum())
-            hits += batch.telemetry.counts["cache_hits"]
-            rows += batch.telemetry.counts["rows_loaded"]
-        found.append((wrong, hits, rows))
     return found
 
 

@@ -2,19 +2,12 @@
 
 from typing import Any
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Module, ModuleList
 from torch_geometric.data import HeteroData
 from torch_geometric.nn import GATv2Conv, GraphConv, HeteroConv, SAGEConv
-
-import gsplit
-from gsplit.distributed.comm.mesh import Mesh
-from gsplit.minibatch.typed_batch import TypedBatch
-from gsplit.nn.parallelize import parallelize
-from gsplit_bench.typed_models import CITED_BY, CITES, COUNTS, RELATIONS, WIDTHS, WRITES, WRITTEN_BY, make_data
+from typed_models import CITED_BY, CITES, RELATIONS, WIDTHS, WRITES, WRITTEN_BY, make_data
 
 WITH_ATTR = (CITES, WRITES, WRITTEN_BY)
 WEIGHTED = (CITED_BY,)
@@ -56,28 +49,3 @@ class Valued(Module):
             x_dict = conv(x_dict, edge_index_dict, edge_attr_dict=edge_attr_dict, edge_weight_dict=edge_weight_dict)
             x_dict = {name: h.tanh() for name, h in x_dict.items()}
         return x_dict["paper"]
-
-
-def train_values(mesh: Mesh, num_parts: int, strategies: tuple[str, ...]) -> list[list[np.ndarray[Any, Any]]]:
-    """Losses and gradients of two steps under every strategy."""
-    data = valued_data()
-    torch.manual_seed(0)
-    model = parallelize(Valued().double(), mesh, graph=data)
-    parts = {name: torch.arange(count) * 7 % num_parts for name, count in COUNTS.items()}
-    runs = []
-    for strategy in strategies:
-        loader = gsplit.NeighborLoader(
-            data, [3, 2], ("paper", None), batch_size=20, strategy=strategy, mesh=mesh, partition=parts, seed=5
-        )
-        found = []
-        for step in range(2):
-            batch = loader.make_batch(0, step)
-            assert isinstance(batch, TypedBatch)
-            out = model(batch.x_dict, batch.edge_index_dict, batch.edge_attr_dict, batch.edge_weight_dict)
-            loss = batch.mean(F.cross_entropy(out, batch.y, reduction="none"))
-            loss.backward()
-            found.append(loss.detach().numpy())
-            found += [np.zeros(1) if p.grad is None else p.grad.numpy().copy() for p in model.parameters()]
-            model.zero_grad()
-        runs.append(found)
-    return runs

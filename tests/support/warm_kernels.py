@@ -6,11 +6,12 @@ For CI, which starts from a new environment: no bytecode, no compiled kernels. `
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from small_graph import Case, train_cases
+
 import gsplit
 from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
-from gsplit_bench.exactness import Case, train_cases
 
 if __name__ == "__main__":
     train_cases(solo_mesh(), [Case("gcn", "split", "random", 0.5, None, "batch_norm", edge_values=True)], 1)

@@ -6,10 +6,11 @@ device has to be there before the first one of a process.
 
 import gc
 
+from small_graph import BATCH, PLAIN_MODELS, Case, make_model, small_store
+
 from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.loading.loader import NeighborLoader
 from gsplit.nn.parallelize import parallelize
-from gsplit_bench.exactness import BATCH, PLAIN_MODELS, Case, make_model, small_store
 
 
 def _warm_up() -> None:

@@ -18,7 +18,7 @@ from hatchling.build import build_sdist, build_wheel
 
 ROOT = Path(__file__).resolve().parents[2]
 
-FOR_DEVELOPERS = {"bench", "docs", "dev"}
+FOR_DEVELOPERS = {"bench", "test", "docs", "lint", "dev"}
 FIRST_STEP = """
 import gsplit
 from typer.testing import CliRunner

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from simulated import memory_store, shaped_graphs
+from small_graph import Case, make_model, small_store
 
 from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.graph.ownership import Ownership
@@ -17,7 +18,6 @@ from gsplit.inference.evaluate import evaluate_targets
 from gsplit.minibatch.local_graph import LocalGraph
 from gsplit.nn.parallelize import parallelize
 from gsplit.sampling.neighbor import HostNeighborSampler
-from gsplit_bench.exactness import Case, make_model, small_store
 
 
 @given(shaped_graphs(), st.data())

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from small_graph import PLAIN_MODELS, VERTICES, WIDTH, Case, make_model, small_store
 from torch import Tensor
 from torch.nn import Module
 from torch_geometric.data import Data
@@ -21,7 +22,6 @@ from gsplit.inference import infer as infer_module
 from gsplit.inference.layerwise import flat_mesh, inference_ownership
 from gsplit.minibatch.batch import Batch
 from gsplit.store.in_memory import MemoryStore
-from gsplit_bench.exactness import PLAIN_MODELS, VERTICES, WIDTH, Case, make_model, small_store
 
 
 def _full(store: MemoryStore) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch_geometric.nn import HeteroConv, RGCNConv, SAGEConv
 from typed_graphs import academic
+from typed_models import CITES, COUNTS, RELATIONS, WIDTHS, make_data, make_model, make_store
 
 import gsplit
 from gsplit.distributed.comm.mesh import solo_mesh
@@ -20,7 +21,6 @@ from gsplit.inference import closure
 from gsplit.inference.typed_layerwise import TypedLayerwisePass
 from gsplit.nn.parallelize import parallelize
 from gsplit.store.in_memory import MemoryStore
-from gsplit_bench.typed_models import CITES, COUNTS, RELATIONS, WIDTHS, make_data, make_model, make_store
 
 
 @pytest.mark.parametrize("kind", ["sage", "hgt", "to_hetero", "deep"])

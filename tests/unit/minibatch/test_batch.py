@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from small_graph import CLASSES, WIDTH, small_store
 from torch_geometric.nn import GraphSAGE
 
 from gsplit import InputError, NeighborLoader, parallelize
 from gsplit.distributed.comm.mesh import solo_mesh
-from gsplit_bench.exactness import CLASSES, WIDTH, small_store
 
 FORGOTTEN = r"backward: expected a loss from batch.mean or batch.sum of this batch .*Fix: write loss = batch.mean\("
 

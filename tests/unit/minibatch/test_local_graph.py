@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from graphs import sample_store
+from small_graph import small_store
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from gsplit import InputError
@@ -13,7 +14,6 @@ from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.features.protocol import take_rows
 from gsplit.graph.ownership import Ownership
 from gsplit.minibatch.local_graph import ArrayNames, LocalGraph, make_ownership
-from gsplit_bench.exactness import small_store
 
 CPU = torch.device("cpu")
 

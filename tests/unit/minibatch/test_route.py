@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from small_graph import small_store
 from torch import Tensor
 
 from gsplit.distributed.comm.comm import Call, SoloComm
@@ -15,7 +16,6 @@ from gsplit.minibatch.split import request_from_owners
 from gsplit.sampling.minibatch import StepKey
 from gsplit.sampling.neighbor import TorchNeighborSampler
 from gsplit.telemetry import StepTelemetry
-from gsplit_bench.exactness import small_store
 
 CPU = torch.device("cpu")
 POOL = BufferPool(CPU)

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 from torch_geometric.data import Data
+from typed_models import CITES, COUNTS, FANOUTS, RELATIONS, TRAINED, WIDTHS, WRITES, make_data, make_store
 
 from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.errors import InputError
 from gsplit.loading.loader import NeighborLoader
 from gsplit.minibatch.typed_batch import RelationItems, TypedBatch, VertexItems
 from gsplit.store.in_memory import typed_store
-from gsplit_bench.typed_models import CITES, COUNTS, FANOUTS, RELATIONS, TRAINED, WIDTHS, WRITES, make_data, make_store
 
 
 def _batch(strategy: str = "split", num_parts: int = 4) -> TypedBatch:

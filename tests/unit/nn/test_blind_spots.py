@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from small_graph import small_store
 from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv
 
 from gsplit import InputError, NeighborLoader, parallelize
 from gsplit.distributed.comm.mesh import solo_mesh
-from gsplit_bench.exactness import small_store
 
 
 class Two(nn.Module):

@@ -14,17 +14,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from link_programs import NEGATIVES, LinkCase, link_loader, loss_of
+from small_graph import CLASSES, WIDTH, Case, make_model, small_store
 from torch import Tensor
 from torch.nn import Module
 from torch_geometric.nn import GraphSAGE
+from typed_models import FANOUTS, make_store, run_model
+from typed_models import make_model as make_typed_model
 
 from gsplit import NeighborLoader, Trainer, infer, parallelize
 from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.errors import InputError
 from gsplit.nn.forward_pass import ForwardPass
-from gsplit_bench.exactness import CLASSES, WIDTH, Case, make_model, small_store
-from gsplit_bench.typed_models import FANOUTS, make_store, run_model
-from gsplit_bench.typed_models import make_model as make_typed_model
 
 
 @contextmanager

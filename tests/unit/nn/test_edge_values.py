@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from small_graph import EDGE_MODELS, EDGE_WIDTH, VERTICES, WIDTH, Case, make_model, small_store
 from torch_geometric.data import Data
 from torch_geometric.nn import GCN, GCNConv, GINEConv, GraphConv
 
@@ -17,7 +18,6 @@ from gsplit import InputError, NeighborLoader, infer, parallelize
 from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.run.models import EDGE_WEIGHT_MODELS
 from gsplit.store.in_memory import MemoryStore
-from gsplit_bench.exactness import EDGE_MODELS, EDGE_WIDTH, VERTICES, WIDTH, Case, make_model, small_store
 
 
 def _full(store: MemoryStore) -> dict[str, Any]:

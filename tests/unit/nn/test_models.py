@@ -18,6 +18,7 @@ from nn_models import (
     make_data,
     two_layers,
 )
+from small_graph import PLAIN_MODELS, Case, make_model
 from torch import Tensor
 from torch.nn import Module
 from torch_geometric import nn as pyg
@@ -27,7 +28,6 @@ from torch_geometric.nn import GIN, EdgeCNN, GATConv, GCNConv, GraphSAGE
 from gsplit import NeighborLoader, parallelize
 from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.errors import InputError
-from gsplit_bench.exactness import PLAIN_MODELS, Case, make_model
 
 
 @pytest.mark.parametrize("strategy", ["split", "data"])

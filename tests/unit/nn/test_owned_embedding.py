@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from embedding_programs import VERTICES, WIDTH, EmbeddingCase, make_loader, plain_store, typed_graph
 from torch_geometric.nn import GraphSAGE
+from typed_models import COUNTS
 
 import gsplit
 from gsplit import InputError, OwnedEmbedding
@@ -16,7 +17,6 @@ from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.graph.ownership import Ownership
 from gsplit.minibatch.batch import Batch
 from gsplit.nn import owned_embedding
-from gsplit_bench.typed_models import COUNTS
 
 
 def _batch(num_parts: int = 6) -> Batch:

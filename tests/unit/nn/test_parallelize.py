@@ -13,12 +13,12 @@ from nn_models import (
     make_loader,
     sage,
 )
+from small_graph import Case, make_model
 from torch import Tensor
 from torch_geometric.nn import GAT, PNA, GraphSAGE
 
 from gsplit import InputError, parallelize
 from gsplit.distributed.comm.mesh import solo_mesh
-from gsplit_bench.exactness import Case, make_model
 
 
 def test_called_with_tensors_it_is_the_model_it_was() -> None:

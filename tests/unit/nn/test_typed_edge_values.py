@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from typed_models import COUNTS, RELATIONS, WRITES, make_data
 from typed_values import WEIGHTED, WITH_ATTR, Valued, valued_data
 
 import gsplit
@@ -15,7 +16,6 @@ from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.errors import InputError
 from gsplit.minibatch.typed_batch import TypedBatch
 from gsplit.nn.parallelize import parallelize
-from gsplit_bench.typed_models import COUNTS, RELATIONS, WRITES, make_data
 
 
 def test_values_come_back_from_the_store_and_after_partitioning(tmp_path: Path) -> None:

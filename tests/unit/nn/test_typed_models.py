@@ -22,18 +22,7 @@ from torch_geometric.nn import (
     RGCNConv,
     SAGEConv,
 )
-
-import gsplit
-from gsplit.distributed.comm.mesh import solo_mesh
-from gsplit.errors import InputError
-from gsplit.graph.types import EdgeType
-from gsplit.loading.loader import NeighborLoader
-from gsplit.minibatch.batch import Batch
-from gsplit.minibatch.typed_batch import TypedBatch
-from gsplit.nn.checks.toy_typed import TypedExample
-from gsplit.nn.parallelize import forward_plan_of, parallelize
-from gsplit.store.in_memory import MemoryStore, typed_store
-from gsplit_bench.typed_models import (
+from typed_models import (
     CITED_BY,
     CITES,
     COUNTS,
@@ -48,6 +37,17 @@ from gsplit_bench.typed_models import (
     make_store,
     run_model,
 )
+
+import gsplit
+from gsplit.distributed.comm.mesh import solo_mesh
+from gsplit.errors import InputError
+from gsplit.graph.types import EdgeType
+from gsplit.loading.loader import NeighborLoader
+from gsplit.minibatch.batch import Batch
+from gsplit.minibatch.typed_batch import TypedBatch
+from gsplit.nn.checks.toy_typed import TypedExample
+from gsplit.nn.parallelize import forward_plan_of, parallelize
+from gsplit.store.in_memory import MemoryStore, typed_store
 
 ALL = [-1, -1]
 

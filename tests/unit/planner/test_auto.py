@@ -9,6 +9,7 @@ import pytest
 import torch
 from graphs import sample_store
 from link_programs import store_with_pairs
+from small_graph import small_store
 
 from gsplit import InputError, NeighborLoader
 from gsplit.distributed.comm.comm import SoloComm
@@ -22,7 +23,6 @@ from gsplit.run.config import TrainSettings
 from gsplit.run.results import ModelShape
 from gsplit.sampling.pairs import StoredPairs
 from gsplit.store.reader import Store
-from gsplit_bench.exactness import small_store
 
 HOST = replace(PRESETS["v100-nvlink"], name="host", cores=2)
 STEPS = PlannedSteps("train", [3, 2], 20)

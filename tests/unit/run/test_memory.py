@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from graphs import sample_store
+from typed_models import COUNTS, WIDTHS, make_data
 
 import gsplit
 from gsplit.errors import InputError
@@ -15,7 +16,6 @@ from gsplit.run.memory import MemoryPlan, forecast_memory
 from gsplit.store.feature_types import write_with_features
 from gsplit.store.reader import Store
 from gsplit.store.shard import write_shard
-from gsplit_bench.typed_models import COUNTS, WIDTHS, make_data
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,6 @@ from gsplit.run.training import train_run
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.store.reader import Store
-from gsplit_bench.exactness import run_exactness
 
 
 @pytest.fixture
@@ -68,8 +67,3 @@ def test_evaluations_need_targets_to_evaluate_on(tmp_path: Path) -> None:
         match=r"evaluate_every: expected val targets .*with neither val nor test",
     ):
         train_run(TrainSettings(fanout=[2], hidden=4, evaluate_every=1), bare, solo_mesh(), None)
-
-
-def test_an_unknown_model_is_no_exactness() -> None:
-    with pytest.raises(InputError, match=r"model: expected one of sage.*got resnet"):
-        run_exactness([(1, 1)], ["resnet"])

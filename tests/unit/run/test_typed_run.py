@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 from torch_geometric.data import HeteroData
+from typed_models import COUNTS, RELATIONS, WIDTHS, make_data
 from typer.testing import CliRunner
 
 import gsplit
@@ -22,7 +23,6 @@ from gsplit.run.models import make_typed_model, relations_of_layers
 from gsplit.run.recipe import build_model, infer_run, verify_run
 from gsplit.run.training import train_run
 from gsplit.store.reader import Store
-from gsplit_bench.typed_models import COUNTS, RELATIONS, WIDTHS, make_data
 
 SETTINGS = TrainSettings(
     targets="paper/train", hidden=8, fanout=[3, 2], batch_size=12, epochs=3, lr=0.02, evaluate_every=1, save_every=2

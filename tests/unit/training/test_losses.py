@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from link_programs import link_store, pairs_of
+from small_graph import WIDTH, small_store
 from torch import Tensor
 from torch_geometric.nn import GraphSAGE
 
@@ -23,7 +24,6 @@ from gsplit import (
 )
 from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.store.in_memory import MemoryStore
-from gsplit_bench.exactness import WIDTH, small_store
 
 COLUMNS = {
     "bce": F.binary_cross_entropy_with_logits,

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from small_graph import CLASSES, WIDTH, Case, make_model, small_store
 from torch_geometric.nn import GraphSAGE
 from trainer_programs import EachStep
 
@@ -18,7 +19,6 @@ from gsplit.store.in_memory import MemoryStore
 from gsplit.training.callbacks import StepReport
 from gsplit.training.losses import cross_entropy
 from gsplit.training.train_state import Evaluation, History, history_of
-from gsplit_bench.exactness import CLASSES, WIDTH, Case, make_model, small_store
 
 
 def _model() -> GraphSAGE:

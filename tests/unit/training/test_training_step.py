@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from small_graph import CLASSES, WIDTH, small_store
 from torch import Tensor
 from torch_geometric.nn import GraphSAGE
 
 from gsplit import InputError, NeighborLoader, Trainer, losses, parallelize
 from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.store.in_memory import MemoryStore
-from gsplit_bench.exactness import CLASSES, WIDTH, small_store
 
 
 def _loader(y: Any = None, batch_size: int = 12) -> NeighborLoader:

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+from small_graph import CLASSES, WIDTH, Differences, TrainedCase, compare, small_store
 from torch_geometric.nn import GraphSAGE
 
 from gsplit import InputError, Verification, verify
 from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.nn.checks import one_process
 from gsplit.training import verification
-from gsplit_bench.exactness import CLASSES, WIDTH, Differences, TrainedCase, compare, small_store
 
 NAN = float("nan")
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from small_graph import small_store
 from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv
 
@@ -13,7 +14,6 @@ from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.minibatch.strategy_names import all_strategies, parse_strategy
 from gsplit.sampling.minibatch import StepKey
 from gsplit.telemetry import StepTelemetry
-from gsplit_bench.exactness import small_store
 
 ALL = ("split", "data", "data(owner)", "data_cached", "data_cached(strided)", "hybrid(1)")
 

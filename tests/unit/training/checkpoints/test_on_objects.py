@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_graph import CLASSES, WIDTH, small_store
 from torch_geometric.nn import GraphSAGE
 
 from gsplit import NeighborLoader, Trainer, parallelize
@@ -17,7 +18,6 @@ from gsplit.files.places import is_file, list_names, open_whole
 from gsplit.run.folder import check_new_run
 from gsplit.training.checkpoints.files import CheckpointManifest, CheckpointWriter, read_checkpoint, read_latest
 from gsplit.training.checkpoints.names import checkpoint_path, latest_file, list_checkpoints
-from gsplit_bench.exactness import CLASSES, WIDTH, small_store
 from gsplit_bench.s3_server import BUCKET, FaultyProxy
 
 MANIFEST = CheckpointManifest({"seed": "0"})

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_graph import CLASSES, WIDTH, small_store
 from torch_geometric.nn import GraphSAGE
 
 from gsplit import InputError, NeighborLoader, Trainer, parallelize
@@ -14,7 +15,6 @@ from gsplit.inference.metrics import METRICS
 from gsplit.training.checkpoints.files import Checkpoint, read_latest, write_checkpoint
 from gsplit.training.checkpoints.state_tree import take_snapshot
 from gsplit.training.checkpoints.training import read_on_all_ranks
-from gsplit_bench.exactness import CLASSES, WIDTH, small_store
 
 State = dict[str, Any]
 

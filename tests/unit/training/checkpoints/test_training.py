@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from small_graph import CLASSES, WIDTH, small_store
 from torch_geometric.nn import GraphSAGE
 
 import gsplit
@@ -20,7 +21,6 @@ from gsplit.store.in_memory import MemoryStore
 from gsplit.training.checkpoints.files import Checkpoint, CheckpointManifest, read_checkpoint, read_latest
 from gsplit.training.checkpoints.names import checkpoint_path, latest_file
 from gsplit.training.train_state import history_of
-from gsplit_bench.exactness import CLASSES, WIDTH, small_store
 
 
 def _trainer(lr: float = 0.05, **options: Any) -> Trainer:

@@ -1,10 +1,10 @@
-"""Loops around a wrapped model are exact on several ranks, or raise: one table (tests/support/loop_programs.py)."""
+"""Loops around a wrapped model are exact on several ranks, or raise: one table (tests/exactness/loops.py)."""
 
 import pytest
 import torch
-from loop_programs import CASES, Record, run_loops, warned_once
 
 from gsplit_bench.ranks import run_ranks
+from tests.exactness.loops import CASES, Record, run_loops, warned_once
 
 Found = dict[int, list[dict[str, Record | str]]]
 _BOUND = 1e-9

@@ -1,0 +1,1 @@
+"""The tests; those of ranks import each other by this name in every process."""

@@ -1,0 +1,1 @@
+"""Planted mistakes, and the command that looks which test finds each."""
