@@ -37,7 +37,7 @@ check-minimum:  ## the tests that a dependency can break, with the oldest versio
 	python3.11 -m venv $(MINIMUM)
 	$(MINIMUM)/bin/pip $(INSTALL) --constraint requirements/minimum.txt --editable '.[arrow,ogb,mtkahypar,report,log]' \
 		hypothesis networkx pytest pytest-timeout scipy
-	OMP_NUM_THREADS=1 $(MINIMUM)/bin/python -m pytest tests/unit tests/dist/test_golden.py tests/dist/test_models.py \
+	OMP_NUM_THREADS=1 $(MINIMUM)/bin/python -m pytest tests/unit tests/exactness/test_exactness.py \
 		--ignore tests/unit/test_house_rules.py --ignore tests/unit/test_package.py --ignore tests/unit/store/test_corruption.py \
 		--ignore tests/unit/test_launch_recipes.py \
 		--ignore tests/unit/store/test_real_graphs.py --durations=25 --durations-min=1 $(PYTEST_ARGS)

@@ -70,11 +70,6 @@ def _cases(rows: Sequence[dict[str, Any]]) -> str:
     return f"{len(rows):,} cases{of_one}, largest difference {max(row[kind] for row in rows for kind in kinds):.1e}"
 
 
-def _drawn(document: Any) -> str:
-    drawn = sum(row["draws"] for row in document["rows"])
-    return f"{_cases(document['rows'])}, {'no' if drawn == 0 else drawn} other edge drawn"
-
-
 # ------------------------------------------------------------------------------------------- training against peers
 
 HOST = ("host-sage", "host-sage-1m", "host-sage-1m-4", "host-others")
@@ -395,11 +390,6 @@ ROWS: tuple[Row, ...] = (
         "of these, with edge features or weights",
         ("exactness",),
         lambda document: _cases([row for row in document["rows"] if row["edge_values"]]),
-    ),
-    Row(
-        "the same, and the edges drawn, after 3 steps: samplers, temporal sampling, pairs, heterogeneous graphs",
-        ("exactness-tasks",),
-        _drawn,
     ),
     Row(
         "times that the host waits for a device in a step, 10 models, simulated devices",

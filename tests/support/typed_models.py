@@ -1,7 +1,4 @@
-"""A small heterogeneous graph, and a model of every kind that GSplit wraps for it, in float64.
-
-For the exactness matrix of tasks (``exactness_tasks``) and for the tests.
-"""
+"""A small heterogeneous graph, and a model of every kind that GSplit wraps for it, in float64."""
 
 from typing import Any
 

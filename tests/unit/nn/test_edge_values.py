@@ -1,6 +1,6 @@
 """Stored edge features and weights reach the layers: blocks with all neighbours give what plain PyG gives on the graph.
 
-Graphs have duplicate edges with values of their own, and self-loops. On several ranks: tests/dist/test_models.py.
+Graphs have duplicate edges with values of their own, and self-loops. Several ranks are in tests/exactness.
 """
 
 import copy

@@ -1,6 +1,6 @@
 """Wrapped models on one process compute what PyG computes on the full graph, in forward and in backward.
 
-Real ranks are in tests/dist/test_models.py.
+Real ranks are in tests/exactness/test_exactness.py.
 """
 
 import copy
