@@ -194,14 +194,6 @@ def test_every_test_that_a_text_names_exists() -> None:
     assert [(page, quoted) for page, quoted in alone if quoted not in functions] == []
 
 
-def test_every_claim_and_trap_of_the_tasks_names_a_test() -> None:
-    page = (DOCS / "decisions" / "0017-samplers-pairs-types.md").read_text()
-    for head in ("| claim | shown by |\n|---|---|\n", "| trap | avoided, as shown by |\n|---|---|\n"):
-        rows = page.split(head)[1].split("\n\n")[0].splitlines()
-        assert len(rows) > 5
-        assert [row for row in rows if not re.search(r"tests/[\w/]+\.py::test_\w+", row)] == []
-
-
 def _quoted_messages(page: Path) -> Iterator[str]:
     """The messages in the first column of all tables of messages."""
     inside = False
